@@ -1,0 +1,1 @@
+"""How the course runs: environment, exercises, predictions, progress, display, data, notebooks, grading."""

@@ -1,0 +1,155 @@
+"""Is this the expected value? Compared by type, device, shape, dtype, stride where it matters, and value; never after broadcasting."""
+import math
+import numbers
+import reprlib
+
+import numpy as np
+import torch
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 160
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 12
+
+
+def difference(expected, got, tolerance=0.0, strides=False):
+    """None where `got` is what was expected, else a sentence that says how it differs."""
+    if isinstance(expected, torch.Tensor):
+        return _tensor_difference(expected, got, tolerance, strides)
+    if isinstance(expected, np.ndarray):
+        if not isinstance(got, np.ndarray):
+            return f"{kind(got)} came where a numpy array was expected"
+        return _tensor_difference(torch.from_numpy(expected.copy()), torch.from_numpy(got.copy()), tolerance, False)
+    if isinstance(expected, (tuple, list)):
+        return _sequence_difference(expected, got, tolerance, strides)
+    if isinstance(expected, (bool, np.bool_)):
+        fits, value = isinstance(got, (bool, np.bool_)), bool
+    elif isinstance(expected, numbers.Integral):
+        fits, value = isinstance(got, numbers.Integral) and not isinstance(got, bool), int
+    elif isinstance(expected, numbers.Real):
+        fits, value = isinstance(got, numbers.Real) and not isinstance(got, bool), float
+    elif expected is None or isinstance(expected, (str, dict)):
+        fits, value = type(got) is type(expected), (lambda x: x)
+    else:
+        return None  # a thing that has no values to compare, such as a function given as an argument
+    if not fits:
+        return f"{kind(got)} came where {kind(expected)} was expected" + _cure(expected, got)
+    wanted, came = value(expected), value(got)
+    if wanted == came or (isinstance(wanted, float) and math.isnan(wanted) and math.isnan(came)):
+        return None
+    if tolerance and isinstance(wanted, float) and abs(wanted - came) <= tolerance * (1 + abs(wanted)):
+        return None
+    return "the value differs"
+
+
+def _tensor_difference(expected, got, tolerance, strides):
+    if not isinstance(got, torch.Tensor):
+        return f"{kind(got)} came where a tensor was expected"
+    if got.layout != expected.layout:
+        return f"the layout is {got.layout}, expected {expected.layout}"
+    if got.device.type != expected.device.type:
+        return f"the result is on the device {got.device}, expected {expected.device}, where the input is"
+    if got.shape != expected.shape:
+        return _shape_difference(expected, got, tolerance)
+    if got.dtype != expected.dtype:
+        return f"the dtype is {got.dtype}, expected {expected.dtype}"
+    if strides and got.stride() != expected.stride():
+        return f"the strides are {got.stride()}, expected {expected.stride()}"
+    if got.device.type == "meta":
+        return None
+    close = _close(expected, got, tolerance)
+    if close.all():
+        return None
+    where = (~close).nonzero()[0].tolist()
+    at = f"[{', '.join(map(str, where))}]" if where else "its only element"
+    return (
+        f"{int((~close).sum())} of {close.numel()} elements differ; the first is {at}: "
+        f"{got[tuple(where)].item()} came, {expected[tuple(where)].item()} was expected"
+    )
+
+
+def _shape_difference(expected, got, tolerance):
+    said = f"the shape is {tuple(got.shape)}, expected {tuple(expected.shape)}"
+    try:
+        fits = bool(_close(*torch.broadcast_tensors(expected, got), tolerance).all())
+    except RuntimeError:
+        fits = False
+    if fits and got.numel():
+        said += "; the values fit only by broadcasting, which repeats elements without a word and hides such errors until a loss is wrong"
+    return said
+
+
+def _close(expected, got, tolerance):
+    expected, got = expected.detach(), got.detach()
+    if tolerance and got.is_floating_point():
+        return torch.isclose(got, expected.to(got.dtype), rtol=tolerance, atol=tolerance, equal_nan=True)
+    same = got == expected
+    return same | (got.isnan() & expected.isnan()) if got.is_floating_point() and expected.is_floating_point() else same
+
+
+def _sequence_difference(expected, got, tolerance, strides):
+    family = tuple if isinstance(expected, tuple) else list
+    if not isinstance(got, family):
+        return f"{kind(got)} came where {kind(expected)} was expected" + _cure(expected, got)
+    if len(got) != len(expected):
+        return f"it has {len(got)} entries, expected {len(expected)}"
+    for i, (e, g) in enumerate(zip(expected, got)):
+        said = difference(e, g, tolerance, strides)
+        if said:
+            return f"entry {i} is {brief(g)}, expected {brief(e)}" if said == "the value differs" else f"entry {i}: {said}"
+    return None
+
+
+def _cure(expected, got):
+    if isinstance(got, torch.Tensor) and got.dim() == 0 and isinstance(expected, (bool, int, float)):
+        return "; .item() takes the number out of a tensor of one element"
+    if isinstance(got, list) and isinstance(expected, tuple):
+        return "; tuple(...) makes one of it"
+    return ""
+
+
+def kind(value):
+    """What sort of thing it is, with an article: "a list", "an int", "a tensor of 0 dimensions"."""
+    if value is None:
+        return "None"
+    if isinstance(value, torch.Tensor):
+        return "a tensor of 0 dimensions" if value.dim() == 0 else "a tensor"
+    name = "numpy array" if isinstance(value, np.ndarray) else type(value).__name__
+    return ("an " if name[:1] in "aeiou" else "a ") + name
+
+
+def brief(value):
+    """A value on a line or two, whatever it is: small tensors whole, large ones by what describes them. Never raises."""
+    try:
+        if isinstance(value, torch.Tensor):
+            return _brief_tensor(value)
+        if isinstance(value, np.ndarray):
+            return f"numpy {value.dtype} array of shape {value.shape}" if value.size > 24 else repr(value)
+        if isinstance(value, torch.Size):
+            return repr(tuple(value))
+        if isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value[:12]):
+            left, right = "[]" if isinstance(value, list) else "()"
+            inside = ", ".join(brief(v) for v in value[:4]) + (", …" if len(value) > 4 else "")
+            return left + inside + right
+        return _SHORT.repr(value)
+    except BaseException as error:  # a learner's own __repr__ may do anything
+        return f"<a {type(value).__name__} whose repr raises {type(error).__name__}>"
+
+
+def _brief_tensor(value):
+    dtype = str(value.dtype).replace("torch.", "")
+    place = "" if value.device.type == "cpu" else f" on {value.device}"
+    if value.layout != torch.strided:
+        return f"{value.layout} tensor of shape {tuple(value.shape)}"
+    if value.numel() > 36 or value.device.type == "meta":
+        return f"{dtype} tensor of shape {tuple(value.shape)}, strides {value.stride()}{place}"
+    numbers = value.detach().cpu()
+    numbers = numbers.float() if numbers.dtype in (torch.float16, torch.bfloat16) else numbers
+    text = _SHORT.repr(numbers.item()) if value.dim() == 0 else _rounded(numbers.tolist())
+    usual = value.dtype in (torch.float32, torch.int64, torch.bool) and value.numel()
+    return f"tensor({text})" + ("" if usual else f" of {dtype}, shape {tuple(value.shape)}") + place
+
+
+def _rounded(nested):
+    if isinstance(nested, list):
+        return "[" + ", ".join(map(_rounded, nested)) + "]"
+    return f"{nested:.6g}" if isinstance(nested, float) else repr(nested)

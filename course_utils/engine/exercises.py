@@ -1,0 +1,475 @@
+"""Exercises: what is asked (Exercise, Case, Mistake), the judgement (examine), and what a notebook calls: check, hint, solution.
+
+A case runs the learner's function and the reference on equal, fresh inputs and compares what came. The judgement never raises and never hangs
+on what a learner writes. The time limit needs signals and the main thread, which Linux and macOS kernels have; elsewhere (Windows, a
+thread) an endless loop is ended by interrupting the kernel.
+"""
+import ast
+import contextlib
+import dataclasses
+import enum
+import functools
+import importlib
+import inspect
+import os
+import pathlib
+import pkgutil
+import signal
+import sys
+import sysconfig
+import textwrap
+import threading
+import traceback
+from collections.abc import Callable
+
+from course_utils.engine import display
+from course_utils.engine import progress as progress_file
+from course_utils.engine.compare import brief, difference, kind
+
+REPO = progress_file.REPO
+
+
+class Outcome(str, enum.Enum):
+    NOT_ATTEMPTED = "not attempted"
+    WRONG = "wrong"
+    RAISED = "raised"
+    RIGHT = "right"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """A wrong function that people really write, and the sentence that whoever wrote it should read."""
+
+    says: str
+    gives: Callable
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One situation that the function must get right; its name is a sentence. `args()` makes fresh, equal inputs at each call."""
+
+    name: str
+    args: Callable[[], tuple]
+    memory: str | None = None  # "view": shares memory with the first tensor given; "copy": shares none with any
+    strides: bool = False  # the result's strides count too
+    tolerance: float = 0.0  # relative and absolute, for floating values; 0 is exact
+    mutates: bool = False  # the inputs are meant to change, and are compared after the call
+    raises: type | None = None  # the call must raise this
+    verify: Callable | None = None  # verify(result, *args) -> None or a complaint, in place of the reference's result
+    watch: Callable | None = None  # watch(call) runs call() once and returns None or a complaint: bytes allocated, operations used
+
+
+@dataclasses.dataclass(frozen=True)
+class Exercise:
+    lesson: str
+    solution: Callable
+    hints: tuple
+    cases: tuple
+    mistakes: tuple = ()
+    time_limit: float = 5.0  # seconds for one call
+
+    @property
+    def name(self):
+        return self.solution.__name__
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    outcome: Outcome
+    title: str
+    lines: tuple = ()  # (kind, text); kind is "text" or "code"
+
+    @property
+    def text(self):
+        return "\n".join([self.title, *(line for _, line in self.lines)])
+
+
+@functools.cache
+def registry():
+    """Every exercise of the course by name; names are unique."""
+    import course_utils.exercises as package
+
+    found = {}
+    for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
+        for exercise in importlib.import_module(f"{package.__name__}.{module}").EXERCISES:
+            if exercise.name in found:
+                raise ValueError(f"two exercises are called {exercise.name}")
+            found[exercise.name] = exercise
+    return found
+
+
+# ── what a notebook calls ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check(function):
+    """Judge the learner's function, show the outcome and keep it in the progress file.
+
+    Takes the function itself (or its name). With COURSE_STRICT=1 any outcome but right raises AssertionError.
+    """
+    try:
+        exercise, function = _find(function)
+    except LookupError as error:
+        report, exercise = Report(Outcome.WRONG, str(error)), None
+    else:
+        report = examine(exercise, function)
+        progress_file.record_exercise(exercise.lesson, exercise.name, report.outcome.value)
+    state = {"not attempted": "open"}.get(report.outcome.value, report.outcome.value)
+    lines = list(report.lines)
+    if exercise and report.outcome is not Outcome.RIGHT:
+        lines.append(("text", f"hint({exercise.name}) gives the next of {len(exercise.hints)} hints; "
+                              f"solution({exercise.name}) shows a reference."))
+    display.card(state, report.title, lines)
+    if os.environ.get("COURSE_STRICT") == "1" and report.outcome is not Outcome.RIGHT:
+        raise AssertionError(report.text)
+
+
+_hints_given = {}
+
+
+def hint(function):
+    """Show the next hint for an exercise; after the last one, say so."""
+    try:
+        exercise, _ = _find(function)
+    except LookupError as error:
+        return display.card("wrong", str(error))
+    number = _hints_given.get(exercise.name, 0)
+    if number == len(exercise.hints):
+        return display.card("note", f"That was the last hint for {exercise.name}.",
+                            [("text", f"solution({exercise.name}) shows a reference; nothing later needs this exercise.")])
+    _hints_given[exercise.name] = number + 1
+    progress_file.record_hint(exercise.lesson, exercise.name, number + 1)
+    display.card("note", f"Hint {number + 1} of {len(exercise.hints)} for {exercise.name}", [("text", exercise.hints[number])])
+
+
+def solution(function, now=False):
+    """Show the source of the reference, once it has been attempted or with now=True."""
+    try:
+        exercise, _ = _find(function)
+    except LookupError as error:
+        return display.card("wrong", str(error))
+    entry = progress_file.read()["exercises"].get(f"{exercise.lesson}/{exercise.name}", {})
+    if not now and not entry.get("attempts"):
+        return display.card("note", f"{exercise.name} has not been attempted yet.",
+                            [("text", f"Write something, check it, and ask again; or solution({exercise.name}, now=True).")])
+    display.card("note", f"One way to write {exercise.name}", [("code", source_of(exercise))])
+
+
+def source_of(exercise):
+    """The reference's source as it stands in the package: shown to the learner and pasted into the solved notebook."""
+    return textwrap.dedent(inspect.getsource(exercise.solution)).rstrip()
+
+
+def _find(thing):
+    """(exercise, function) for a function, or for the name under which the notebook holds it. LookupError says what is wrong."""
+    names = _notebook_names()
+    if isinstance(thing, str):
+        if thing not in registry():
+            raise LookupError(f"There is no exercise called {brief(thing)}.")
+        return registry()[thing], names.get(thing)
+    name = getattr(thing, "__name__", None)
+    if isinstance(name, str) and name in registry():
+        return registry()[name], thing
+    bound = [n for n in registry() if n in names and names[n] is thing]  # a lambda, a partial, an imported function
+    if bound:
+        return registry()[bound[0]], thing
+    given = f"a function called {name}" if callable(thing) and name else f"{kind(thing)}, {brief(thing)}"
+    raise LookupError(f"This takes the function of an exercise, as in check({next(iter(registry()))}); it was given {given}.")
+
+
+def _notebook_names():
+    if "IPython" in sys.modules:
+        shell = sys.modules["IPython"].get_ipython()
+        if shell is not None:
+            return shell.user_ns
+    return {}
+
+
+# ── the judgement ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def examine(exercise, function):
+    """Judge a function against an exercise's cases, in order, up to the first that fails. Returns a Report; shows and keeps nothing."""
+    try:
+        return _examine(exercise, function)
+    except BaseException as error:  # what a learner returns may do anything when it is looked at
+        return Report(Outcome.WRONG, f"{exercise.name}: what it returned cannot be compared",
+                      (("text", f"Looking at it raised {type(error).__name__}: {_message(error)}"),))
+
+
+def _examine(exercise, function):
+    name = exercise.name
+    if not callable(function):
+        return Report(Outcome.WRONG, f"{name}: this is {kind(function)}, not a function",
+                      (("text", f"Run the cell that defines {name} again, and give the name to nothing else."),))
+    if is_starter(exercise, function):
+        return Report(Outcome.NOT_ATTEMPTED, f"{name}: not attempted yet",
+                      (("text", f"It is still as it was given. Change {name} in its cell, run that cell, then run this one again."),))
+    for number, case in enumerate(exercise.cases, 1):
+        report = _judge(exercise, function, case, f"case {number} of {len(exercise.cases)}")
+        if report is not None:
+            return report
+    lines = ()
+    if exercise.solution.__module__.startswith("course_utils.toolkit."):
+        lines = (("text", f"It is yours to keep: from {exercise.solution.__module__} import {name}"),)
+    return Report(Outcome.RIGHT, f"{name}: right, in {len(exercise.cases)} cases", lines)
+
+
+def _judge(exercise, function, case, which):
+    """None where the case is met, else the report that says why it is not."""
+    args = case.args()
+    inputs = _call_text(exercise, args)
+    misfit = _misfit(function, args)
+    if misfit:
+        return Report(Outcome.WRONG, f"{exercise.name}: wrong arguments", (("code", inputs), ("text", misfit)))
+    wanted_args = case.args()
+    wanted = _run(exercise.solution, wanted_args, 60.0)
+    came = _run(function, args, exercise.time_limit, case.watch)
+
+    def wrong(*sentences, shown=True):
+        block = inputs + (f"\nexpected  {_expected_text(case, wanted)}\ncame      {brief(came.result)}" if shown else "")
+        said = [("text", s) for s in sentences if s]
+        if came.printed:
+            said.append(("code", "it printed\n" + textwrap.indent(came.printed.rstrip(), "  ")))
+        return Report(Outcome.WRONG, f"{exercise.name}: wrong where {case.name} ({which})", (("code", block), *said))
+
+    if isinstance(came.error, TimeLimit):
+        return wrong(f"It did not come back within its time limit of {exercise.time_limit:g} s. Does its loop end?", shown=False)
+    if case.raises is not None:
+        if came.error is None:
+            return wrong(f"Here it should raise {case.raises.__name__}.", _misconception(exercise, case, came.result))
+        if isinstance(came.error, case.raises):
+            return None
+    if came.error is not None:
+        return Report(Outcome.RAISED, f"{exercise.name}: raised {type(came.error).__name__} where {case.name} ({which})",
+                      (("code", inputs), ("code", _learner_traceback(came.error))))
+    if came.result is None and wanted.result is not None:
+        if came.printed:
+            return wrong("It prints its answer and returns nothing. A caller gets None: use return.")
+        return wrong("It returns nothing (None). Is there a return on every path?")
+    complaint = case.verify(came.result, *args) if case.verify else difference(wanted.result, came.result, case.tolerance, case.strides)
+    if complaint:
+        return wrong(_sentence(complaint), _misconception(exercise, case, came.result))
+    changed = _first_change(wanted_args if case.mutates else case.args(), args)
+    if changed:
+        what = "left its input in another state than expected" if case.mutates else "changed its input"
+        return wrong(f"The result is right, but the call {what}: {changed}.", _misconception(exercise, case, came.result), shown=False)
+    complaint = came.complaint or _memory_complaint(case.memory, came.result, args)
+    return wrong(_sentence(complaint), _misconception(exercise, case, came.result), shown=False) if complaint else None
+
+
+@dataclasses.dataclass
+class _Call:
+    result: object = None
+    error: BaseException | None = None
+    printed: str = ""
+    complaint: str | None = None
+
+
+def _run(function, args, limit, watch=None):
+    """Call it: seeded, with its printing kept, within the limit, and with torch's global settings as they were afterwards."""
+    import torch
+
+    call, printed = _Call(), _Printed()
+
+    def run_once():
+        call.result = function(*args)
+
+    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    try:
+        with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(printed), _time_limit(limit):
+            torch.manual_seed(0)
+            if watch is None:
+                run_once()
+            else:
+                call.complaint = watch(run_once)
+    except BaseException as error:  # also SystemExit and the like: a learner's exit() must not end the kernel
+        call.error, call.result = error, None
+    finally:
+        torch.set_grad_enabled(grad)
+        torch.set_default_dtype(dtype)
+    call.printed = printed.text
+    return call
+
+
+class _Printed:
+    """Keeps the beginning of what is printed; an endless print must not fill the memory."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        if len(self.text) < 2000:
+            self.text += str(text)[:2000]
+        return len(text)
+
+    def flush(self):
+        pass
+
+
+class TimeLimit(BaseException):
+    """Not an Exception, so that a learner's `except Exception` does not swallow it."""
+
+
+@contextlib.contextmanager
+def _time_limit(seconds):
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+    armed = True
+
+    def ring(signum, frame):
+        if armed:
+            raise TimeLimit
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.2)  # again and again: a bare `except:` in a loop swallows the first
+    try:
+        yield
+    finally:
+        armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _misconception(exercise, case, result):
+    """The sentence of the first known mistake that gives, on this case, what the learner's function gave."""
+    for mistake in exercise.mistakes:
+        call = _run(mistake.gives, case.args(), 5.0)
+        if call.error is None and difference(call.result, result, case.tolerance) is None and not _only_memory(call, case, result):
+            return mistake.says
+    return None
+
+
+def _only_memory(call, case, result):
+    """A mistake that is about memory must match in memory too, or a right value would be blamed for it."""
+    if case.memory is None:
+        return False
+    wanted, came = (_memory_complaint(case.memory, r, case.args()) is None for r in (call.result, result))
+    return wanted != came
+
+
+def _memory_complaint(memory, result, args):
+    """"view" and "copy" judged by the storage; what has no storage to share (a number, an empty tensor) is not judged."""
+    import torch
+
+    tensors, arrays = _memory_of(args)
+    if memory is None or not isinstance(result, torch.Tensor) or not result.numel() or result.device.type == "meta":
+        return None
+    address = result.untyped_storage().data_ptr()
+    shares = [address == t.untyped_storage().data_ptr() for t in tensors]
+    shares += [low <= result.data_ptr() < high for low, high in arrays]
+    if memory == "view" and shares and not shares[0]:
+        size = result.untyped_storage().nbytes()
+        return f"the values are right, but it is a copy ({size:,} bytes newly allocated) where a view of the input was asked for"
+    if memory == "copy" and any(shares):
+        return "the values are right, but it is a view of the input where a copy was asked for: writing into one changes the other"
+    return None
+
+
+def _memory_of(args):
+    import numpy as np
+    import torch
+
+    flat = [a for arg in args for a in (arg if isinstance(arg, (list, tuple)) else (arg,))]
+    arrays = [np.lib.array_utils.byte_bounds(a) for a in flat if isinstance(a, np.ndarray)]
+    return [a for a in flat if isinstance(a, torch.Tensor)], arrays
+
+
+def _first_change(before, after):
+    for i, (b, a) in enumerate(zip(before, after)):
+        said = difference(b, a, strides=True)
+        if said:
+            return f"argument {i}: {said}" if len(before) > 1 else said
+    return None
+
+
+def _misfit(function, args):
+    """Why the function cannot be called with these arguments, or None."""
+    try:
+        inspect.signature(function).bind(*args)
+    except TypeError as error:
+        return f"It is called with {len(args)} argument{'s' * (len(args) != 1)}, but it does not take them: {error}."
+    except ValueError:
+        pass  # some built-in functions have no signature
+    return None
+
+
+def _call_text(exercise, args):
+    names = list(inspect.signature(exercise.solution).parameters.values())
+    if names and names[0].kind is inspect.Parameter.VAR_POSITIONAL:
+        shown = [f"{brief(a)}" for a in args]
+    else:
+        shown = [f"{p.name}={brief(a)}" for p, a in zip(names, args)]
+    line = ", ".join(shown)
+    if len(line) > 90:
+        line = "\n" + ",\n".join(f"    {s}" for s in shown) + ",\n"
+    return f"{exercise.name}({line})"
+
+
+def _expected_text(case, wanted):
+    if case.raises is not None:
+        return f"{case.raises.__name__} raised"
+    return brief(wanted.result)
+
+
+def _sentence(text):
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".")
+
+
+def _message(error):
+    try:
+        return str(error)
+    except BaseException:
+        return "(its own message cannot be shown)"
+
+
+def _learner_traceback(error):
+    """The exception with the frames of the learner's own code: nothing of this package, of torch or of Python's library."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_library(f.filename)]
+    kept = frames if len(frames) <= 6 else [*frames[:2], None, *frames[-2:]]
+    lines = []
+    for frame in kept:
+        if frame is None:
+            lines.append(f"… {len(frames) - 4} more calls …")
+        else:
+            lines.append(f"line {frame.lineno}, in {frame.name}" + (f"\n    {frame.line}" if frame.line else ""))
+    message = "\n".join(_message(error).splitlines()[:8])
+    return "\n".join([*lines, f"{type(error).__name__}: {message}" if message else type(error).__name__])
+
+
+_LIBRARIES = tuple({str(pathlib.Path(p)) for p in (*sysconfig.get_paths().values(), REPO / "course_utils") if p} - {sys.prefix, sys.base_prefix})
+
+
+def _is_library(filename):
+    return filename.startswith((*_LIBRARIES, "<frozen"))
+
+
+# ── the starter, as the lesson's source has it ────────────────────────────────────────────────────────────────────────
+
+
+def is_starter(exercise, function):
+    """Is the function still as the lesson gives it, comments aside? Also true of an empty body, wherever it comes from."""
+    try:
+        node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, TypeError, SyntaxError, IndexError):
+        return False
+    if not isinstance(node, ast.FunctionDef):
+        return False
+    return _is_empty(node) or ast.dump(node) in starters(exercise.lesson).get(node.name, ())
+
+
+def _is_empty(node):
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return all(isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and getattr(s.value, "value", 0) is Ellipsis) for s in body)
+
+
+@functools.cache
+def starters(lesson):
+    """{name: {syntax trees}} of the functions that the lesson's source defines; empty where the sources are not installed."""
+    found = {}
+    path = REPO / "notebooks" / "src" / f"{lesson}.py"
+    if path.is_file():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef):
+                found.setdefault(node.name, set()).add(ast.dump(node))
+    return found

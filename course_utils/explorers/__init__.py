@@ -1,0 +1,1 @@
+"""Interactive pictures, each computed from real tensors."""

@@ -1,0 +1,57 @@
+"""What the explorers draw with: cells of one storage slot that light up together, hatching, wrapped text. All are SVG text.
+
+Whatever shows a storage slot carries the class `k<slot>`. One CSS rule for each slot says: when something of class k7 is hovered or
+focused, everything of class k7 lights up. No JavaScript, and no ids, which would clash when one page holds two pictures.
+"""
+import textwrap
+
+from ..engine.display import FAINT, INK, ROLES, escape
+
+WIDTH = 900
+STYLE = f"""
+.xp text{{font-size:15px}} .xp .small{{font-size:13px;fill:{FAINT}}} .xp .value{{font-size:16px}} .xp .strong{{font-weight:600}}
+.xp g{{outline:none}} .xp rect{{stroke-width:var(--w,2)}}
+.xp .elem rect{{fill:var(--f,{ROLES['view']});fill-opacity:var(--o,.06);stroke:var(--s,{ROLES['view']})}}
+.xp .slot rect{{fill:var(--f,{ROLES['storage']});fill-opacity:var(--o,.24);stroke:var(--s,{ROLES['storage']})}}
+.xp .fresh rect{{fill:var(--f,{ROLES['copy']});fill-opacity:var(--o,.16);stroke:var(--s,{ROLES['copy']});stroke-dasharray:2 3;stroke-width:var(--w,2.5)}}
+.xp .idle rect{{fill:none;stroke:var(--s,{ROLES['free']})}} .xp .hatch{{stroke:{ROLES['free']};stroke-width:1;fill:none;opacity:.75}}
+.xp .elem text,.xp .slot text,.xp .fresh text{{font-weight:var(--b,500)}} .xp .idle text{{fill:{FAINT}}}
+.xp .link{{visibility:var(--v,hidden);fill:none;stroke:{INK};stroke-width:1.5;stroke-dasharray:5 3;pointer-events:none}}
+.xp .readout{{visibility:var(--v,hidden)}} .xp .invite{{visibility:var(--i,visible)}}
+"""
+
+
+def lighting(slots):
+    lit = f"{{--w:3.5;--f:{ROLES['view']};--o:.45;--s:{INK};--b:800;--v:visible}}"
+    rules = "".join(f".xp:has(.k{slot}:hover,.k{slot}:focus) .k{slot}{lit}" for slot in slots)
+    return rules + ".xp:has([class*=' k']:hover,[class*=' k']:focus){--i:hidden}"
+
+
+def cell(x, y, width, height, text, kind, slot, label=None, inside=""):
+    """A rectangle with a value in it; with a `label` it can be reached with Tab and a screen reader says the label."""
+    focus = f' tabindex="0" role="img" aria-label="{escape(label)}"' if label else ""
+    hatch = f'<path class="hatch" d="{_hatching(x, y, width, height)}"/>' if kind == "idle" else ""
+    return (
+        f'<g class="{kind} k{slot}"{focus}>{hatch}<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="3"/>{inside}'
+        f'<text class="mono" x="{x + width / 2:g}" y="{y + height / 2 + 5.5:g}" text-anchor="middle">{escape(text)}</text></g>'
+    )
+
+
+def _hatching(x, y, width, height):
+    """Diagonals drawn one by one: a <pattern> needs an id, and is not painted where its first holder is hidden."""
+    lines = []
+    for start in range(6, int(width + height), 8):
+        a, b = max(0, start - height), min(width, start)
+        lines.append(f"M{x + a:g} {y + start - a:g}L{x + b:g} {y + start - b:g}")
+    return "".join(lines)
+
+
+def text(x, y, words, css="", **attributes):
+    extra = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in attributes.items())
+    return f'<text class="{css}" x="{x:g}" y="{y:g}"{extra}>{escape(words)}</text>'
+
+
+def lines(x, y, words, css="", width=108, step=20):
+    """Text broken into lines of at most `width` characters; returns it with the y below the last one."""
+    broken = textwrap.wrap(words, width) or [""]
+    return "".join(text(x, y + step * i, line, css) for i, line in enumerate(broken)), y + step * len(broken)
