@@ -17,6 +17,8 @@ _HOME = {
     "table": "engine.display",
     "bars": "engine.display",
     "images": "engine.display",
+    "benchmark": "engine.timing",
+    "course_map": "engine.contents",
     "explore_strides": "explorers.strides",
     "explore_memory_format": "explorers.memory_format",
 }

@@ -7,6 +7,7 @@ light and dark is used.
 import base64
 import html
 import io
+import re
 import textwrap
 
 # Paul Tol's bright scheme: https://personal.sron.nl/~pault/
@@ -39,6 +40,11 @@ STATES = {
 
 def escape(text):
     return html.escape(str(text), quote=True)
+
+
+def inline(text):
+    """A sentence as HTML: escaped, with what stands between backticks set as code."""
+    return re.sub(r"`([^`]+)`", rf'<code style="font-family:{MONO};color:{INK};background:transparent">\1</code>', escape(text))
 
 
 def show(text, html=None, svg=None, widget=None):
@@ -92,13 +98,13 @@ def card(state, title, lines=()):
         f'<pre style="margin:4px 0;padding:4px 8px;white-space:pre-wrap;background:transparent;border-left:1px solid {LINE};'
         f'color:{INK};font:12.5px/1.45 {MONO}">{escape(line)}</pre>'
         if kind == "code"
-        else f'<div style="margin:4px 0;max-width:46em">{escape(line)}</div>'
+        else f'<div style="margin:4px 0;max-width:56em">{inline(line)}</div>'
         for kind, line in lines
     )
     show(
         text,
         html=f'<div role="status" style="border-left:4px solid {colour};padding:2px 0 2px 12px;color:{INK};font:14px/1.5 {SANS}">'
-        f'<div><span aria-hidden="true" style="color:{colour};font-weight:700">{mark}</span> <b>{escape(title)}</b></div>{body}</div>',
+        f'<div><span aria-hidden="true" style="color:{colour};font-weight:700">{mark}</span> <b>{inline(title)}</b></div>{body}</div>',
     )
 
 
@@ -135,17 +141,19 @@ def bars(rows, unit, label="bar chart"):
             f'<text x="{left - 10:.0f}" y="{y + 16}" text-anchor="end">{escape(name)}</text>'
             f'<rect x="{left:.0f}" y="{y + 2}" width="{max(1.0, span * value / top):.1f}" height="20" fill="{ROLES[role]}" fill-opacity=".55" '
             f'stroke="{ROLES[role]}" stroke-width="1.5"/>'
-            f'<text class="mono" x="{left + max(1.0, span * value / top) + 8:.1f}" y="{y + 16}">{escape(_number(value))}</text>'
+            f'<text class="mono" x="{left + max(1.0, span * value / top) + 8:.1f}" y="{y + 16}">{escape(number(value))}</text>'
         )
-    text = "\n".join([f"{label} ({unit})"] + [f"  {name}: {_number(value)}" for name, value, _ in rows])
+    text = "\n".join([f"{label} ({unit})"] + [f"  {name}: {number(value)}" for name, value, _ in rows])
     show(text, svg=svg_document(900, 30 + 30 * len(rows), "".join(body), text))
 
 
 def images(tensors, titles, scale=4):
-    """Pictures in a row: tensors (H, W) or (3, H, W) with values from 0 to 1, or uint8, each with a title under it."""
+    """Pictures in a row: tensors (H, W), (H, W, 3) or (3, H, W) with values from 0 to 1, or uint8, each with a title under it."""
     body, x, tallest = [], 0, 0
     for tensor, title in zip(tensors, titles):
-        height, width = tensor.shape[-2:]
+        if tensor.dim() == 3 and tensor.shape[-1] != 3:
+            tensor = tensor.permute(1, 2, 0)
+        height, width = tensor.shape[:2]
         shown = max(width * scale, 7.4 * max(map(len, title.split("\n"))))
         body.append(
             f'<image x="{x + (shown - width * scale) / 2:.0f}" y="0" width="{width * scale}" height="{height * scale}" '
@@ -165,11 +173,10 @@ def _png(tensor):
     if pixels.is_floating_point():
         pixels = pixels.clamp(0, 1).mul(255).round()
     pixels = pixels.byte()
-    pixels = pixels.permute(1, 2, 0) if pixels.dim() == 3 else pixels
     buffer = io.BytesIO()
     Image.fromarray(pixels.contiguous().numpy()).save(buffer, "png")
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _number(value):
+def number(value):
     return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"

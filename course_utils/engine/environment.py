@@ -15,7 +15,6 @@ import subprocess
 import sys
 import sysconfig
 from collections import namedtuple
-from importlib import import_module
 from pathlib import Path
 
 try:
@@ -84,13 +83,15 @@ def ensure(arguments, latest=False, torch_index=None):
     inside = Path(sys.prefix).resolve() == VENV.resolve()
     if not (latest or torch_index) and not (inside and STAMP.exists()) and satisfied(REQUIREMENTS):
         return
+    made = False
     try:
         if not ready(latest, torch_index):
             set_up(latest, torch_index)
+            made = True
     except OSError as error:
         place = error.filename or VENV
         raise CourseError(f"The set-up stopped at {place}: {error.strerror}.") from error
-    if not inside:
+    if made or not inside:
         restart(arguments)
 
 
@@ -156,12 +157,12 @@ def write_stamp(content):
 
 
 def venv_version():
-    """The version of .venv's Python, as (3, 12), or None where there is none."""
+    """The version of .venv's Python, as [3, 12], or None where there is none."""
     try:
         found = re.search(r"^version\s*=\s*(\d+)\.(\d+)", (VENV / "pyvenv.cfg").read_text(encoding="utf-8"), re.M)
     except (OSError, ValueError):
         return None
-    return (int(found[1]), int(found[2])) if found and PYTHON.exists() else None
+    return [int(found[1]), int(found[2])] if found and PYTHON.exists() else None
 
 
 def chosen(latest, torch_index):
@@ -173,9 +174,8 @@ def chosen(latest, torch_index):
 
 def ready(latest=False, torch_index=None):
     version = venv_version()
-    return version is not None and stamp() == {
-        **recipe(*chosen(latest, torch_index)), "python": list(version), "complete": True
-    }
+    wanted = {**recipe(*chosen(latest, torch_index)), "python": version, "complete": True}
+    return version is not None and stamp() == wanted
 
 
 def set_up(latest=False, torch_index=None):
@@ -194,11 +194,218 @@ def set_up(latest=False, torch_index=None):
         made = stamp()
         write_stamp({**recipe(latest, torch_index), "complete": False})
         LOG.write_text("", encoding="utf-8")
-        usable = venv_version() is not None and OLDEST <= venv_version() <= NEWEST
-        if not usable or made.get("torch_index", torch_index) != torch_index or step("looking", "-m", "pip", "--version", quiet=True):
+        if not usable() or made.get("torch_index", torch_index) != torch_index:
             clear()
-            step("a new environment", "-m", "venv", str(VENV), python=sys.executable)
+            base = getattr(sys, "_base_executable", None) or sys.executable
+            step("making an environment", [base, "-m", "venv", str(VENV)])
         install(latest, torch_index)
-        step("trying the result", "-c", FINISH, str(REPO))
-        write_stamp({**recipe(latest, torch_index), "python": list(venv_version()), "complete": True})
+        step("trying the result", [str(PYTHON), "-c", FINISH, str(REPO)])
+        write_stamp({**recipe(latest, torch_index), "python": venv_version(), "complete": True})
         say("The course is set up.")
+
+
+def install(latest, torch_index):
+    pip = [str(PYTHON), "-m", "pip", "install", "--progress-bar", "off"]
+    source = REQUIREMENTS if latest else LOCK
+    if not torch_index:
+        step("installing", pip + (["--upgrade"] if latest else []) + ["-r", str(source)])
+        return
+    # torch alone from its own index; then everything else, where pip finds torch present and adds only the libraries
+    # that this build of it asks for, instead of the CUDA libraries that the lock names for the default build.
+    lines = requirement_lines(source)
+    torch = [line for line in lines if package(line) in TORCH]
+    step("installing torch from its own index", pip + ["--index-url", torch_index, "--no-deps"] + torch)
+    rest = VENV / "rest.txt"
+    rest.write_text("\n".join(line for line in lines if not re.match(CUDA_LIBRARIES, package(line))), encoding="utf-8")
+    step("installing the rest", pip + ["-r", str(rest)])
+
+
+@contextlib.contextmanager
+def alone():
+    """One set-up at a time. The system frees the lock when its last holder ends; pip inherits it, so that a pip whose
+    parent was killed keeps the next set-up waiting until it is done."""
+    with open(BUSY, "a") as handle:
+        if fcntl:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("Another set-up of this course is at work here: waiting for it.")
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            os.set_inheritable(handle.fileno(), True)
+        yield
+
+
+def usable():
+    """Whether .venv has a Python of the right version, with a pip that runs."""
+    version = venv_version()
+    if version is None or not OLDEST <= tuple(version) <= NEWEST:
+        return False
+    return subprocess.run([str(PYTHON), "-m", "pip", "--version"], capture_output=True).returncode == 0
+
+
+def clear():
+    for path in VENV.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path not in (STAMP, LOG, BUSY):
+            path.unlink()
+
+
+def need_disk(gigabytes):
+    there = sum(os.lstat(os.path.join(place, name)).st_size for place, _, names in os.walk(VENV) for name in names)
+    free, missing = shutil.disk_usage(REPO).free / GB, gigabytes - there / GB
+    if free < missing:
+        raise CourseError(f"Too little disk: set-up needs {missing:.1f} GB in {REPO}, and {free:.1f} GB are free.")
+
+
+def step(doing, command):
+    """Run one command of the set-up: a line to the reader, its output to the log, one sentence if it fails."""
+    say(f"  {doing} …")
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    output = []
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               text=True, errors="replace", env=environment, close_fds=False)
+    try:
+        with open(LOG, "a", encoding="utf-8") as log:
+            for line in process.stdout:
+                output.append(line)
+                log.write(line)
+                log.flush()
+                sign_of_life(line)
+        code = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if code:
+        raise CourseError(f"The set-up failed while {doing}: {cause(''.join(output), code)}. The details are in {LOG}.")
+
+
+def sign_of_life(line):
+    large = re.match(r"\s*Downloading (\S+?)-(\S+?)-\S* \((\d{3,}\.\d MB|[\d.]+ GB)\)", line)
+    if large:
+        say("    downloading {} {}, {}".format(*large.groups()))
+    elif line.startswith("Installing collected packages"):
+        say(f"    unpacking {line.count(',') + 1} packages")
+
+
+def cause(output, code):
+    for pattern, sentence in CAUSES:
+        found = re.search(pattern, output)
+        if found:
+            return sentence.format(match=found.group())
+    if code < 0:
+        return f"it was ended by signal {-code} (9 is often: out of memory)"
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["it gave no reason"]
+    return ([line for line in lines if line.startswith("ERROR")] or lines)[-1].rstrip(".")
+
+
+def restart(arguments):
+    """The same command inside .venv; on Windows in a child, since exec there does not wait."""
+    command = [str(PYTHON), "-m", "course_utils", *arguments]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if os.name != "nt":
+        os.execv(command[0], command)
+    child = subprocess.Popen(command)
+    while True:
+        try:
+            sys.exit(child.wait())
+        except KeyboardInterrupt:  # Ctrl-C reaches the child too, which ends as it sees fit
+            pass
+
+
+# ---- what will hurt later ----------------------------------------------------------------------------------------
+
+
+def preflight():
+    """Findings about this machine, for the lessons to come; the environment is ready when this is called."""
+    checks = (disk, memory, shared_memory, cores, gpu, start_method, compiler)
+    return [found for found in (check() for check in checks) if found]
+
+
+def show_preflight():
+    print("This machine (! marks what will hurt later):")
+    for hurts, text in preflight():
+        print("  {} {}".format("!" if hurts else "-", text))
+    sys.stdout.flush()
+
+
+def finding(fact, harm=None):
+    return Finding(bool(harm), f"{fact}: {harm}" if harm else fact)
+
+
+def disk():
+    free = shutil.disk_usage(REPO).free / GB
+    return finding(f"disk: {free:.1f} GB free", free < 2 and "checkpoints and compiled kernels may not fit")
+
+
+def memory():
+    from psutil import virtual_memory
+
+    free = virtual_memory().available / GB
+    limit = container_limit()
+    where = ""
+    if limit is not None and limit < free:
+        free, where = limit, " (this container's limit)"
+    return finding(f"memory: {free:.1f} GB available{where}", free < 3 and "a kernel that needs more is killed")
+
+
+def container_limit(root=Path("/sys/fs/cgroup")):
+    """Bytes (in GB) that a control group leaves to this process, or None."""
+    try:
+        limit, used = ((root / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        return (int(limit) - int(used)) / GB
+    except (OSError, ValueError):  # no control group, or "max"
+        return None
+
+
+def shared_memory(place="/dev/shm"):
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        size = shutil.disk_usage(place).total
+    except OSError:
+        return finding(f"{place}: none", "DataLoader workers hand their batches over there (lesson 05)")
+    harm = ("a DataLoader worker whose batches do not fit dies with a bus error (lesson 05); "
+            "a container gets more with --shm-size=1g")
+    return finding(f"{place}: {size / GB:.2f} GB", size < 500e6 and harm)
+
+
+def cores():
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return finding(f"cores: {count}", count < 2 and "workers and threads have nothing to run on in parallel")
+
+
+def gpu():
+    from importlib.metadata import version
+
+    query = ["nvidia-smi", "--query-gpu=name,memory.free,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10)
+        name, free, total = answer.stdout.splitlines()[0].rsplit(", ", 2)
+        free, total = int(free) / 1024, int(total) / 1024
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return finding("GPU: no NVIDIA GPU found; the lessons run on the CPU and say what a GPU would add")
+    text = f"GPU: {name}, {free:.0f} of {total:.0f} GiB free"
+    if version("torch").endswith("+cpu"):
+        return finding(text, "the installed torch is the CPU-only build and cannot use it")
+    return finding(text, free < 2 and "others use it, and lessons may run out of its memory")
+
+
+def start_method():
+    method = multiprocessing.get_context().get_start_method()
+    text = f"multiprocessing starts processes by {method}: "
+    if method == "fork":
+        return finding(text + "a worker inherits what the notebook has defined")
+    return finding(text + "a worker does not find what a notebook cell has defined (lesson 05)")
+
+
+def compiler():
+    """What torch.compile needs on a CPU: a C++ compiler, which it looks for under these names, and Python's headers."""
+    name = os.environ.get("CXX") or {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    if not shutil.which(name):
+        return finding(f"C++ compiler: no {name}", "torch.compile fails on the CPU")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return finding(f"C++ compiler: {name}, but no Python headers", "torch.compile fails on the CPU")
+    return finding(f"C++ compiler: {name}, for torch.compile")

@@ -2,7 +2,7 @@
 
 A case runs the learner's function and the reference on equal, fresh inputs and compares what came. The judgement never raises and never hangs
 on what a learner writes. The time limit needs signals and the main thread, which Linux and macOS kernels have; elsewhere (Windows, a
-thread) an endless loop is ended by interrupting the kernel.
+thread) an endless loop is ended by interrupting the kernel. Nothing ends an endless loop inside one call of C, such as sum(itertools.count()).
 """
 import ast
 import contextlib
@@ -11,6 +11,7 @@ import enum
 import functools
 import importlib
 import inspect
+import io
 import os
 import pathlib
 import pkgutil
@@ -22,11 +23,15 @@ import threading
 import traceback
 from collections.abc import Callable
 
+import numpy as np
+import torch
+
 from course_utils.engine import display
 from course_utils.engine import progress as progress_file
 from course_utils.engine.compare import brief, difference, kind
 
 REPO = progress_file.REPO
+LOOKING = 20.0  # seconds for comparing and showing what came, the calls themselves not counted
 
 
 class Outcome(str, enum.Enum):
@@ -108,8 +113,8 @@ def check(function):
     """
     try:
         exercise, function = _find(function)
-    except LookupError as error:
-        report, exercise = Report(Outcome.WRONG, str(error)), None
+    except Exception as error:  # LookupError; or whatever an object does that is asked for its name
+        report, exercise = Report(Outcome.WRONG, _message(error)), None
     else:
         report = examine(exercise, function)
         progress_file.record_exercise(exercise.lesson, exercise.name, report.outcome.value)
@@ -190,10 +195,10 @@ def _notebook_names():
 def examine(exercise, function):
     """Judge a function against an exercise's cases, in order, up to the first that fails. Returns a Report; shows and keeps nothing."""
     try:
-        return _examine(exercise, function)
+        return _limited(LOOKING, lambda: _examine(exercise, function))
     except BaseException as error:  # what a learner returns may do anything when it is looked at
-        return Report(Outcome.WRONG, f"{exercise.name}: what it returned cannot be compared",
-                      (("text", f"Looking at it raised {type(error).__name__}: {_message(error)}"),))
+        said = f"did not end within {LOOKING:g} s" if isinstance(error, TimeLimit) else f"raised {type(error).__name__}: {_message(error)}"
+        return Report(Outcome.WRONG, f"{exercise.name}: its result cannot be compared", (("text", f"Looking at what came {said}."),))
 
 
 def _examine(exercise, function):
@@ -216,17 +221,21 @@ def _examine(exercise, function):
 
 def _judge(exercise, function, case, which):
     """None where the case is met, else the report that says why it is not."""
-    args = case.args()
+    args, wanted_args = _fresh(case), _fresh(case)
     inputs = _call_text(exercise, args)
     misfit = _misfit(function, args)
     if misfit:
         return Report(Outcome.WRONG, f"{exercise.name}: wrong arguments", (("code", inputs), ("text", misfit)))
-    wanted_args = case.args()
     wanted = _run(exercise.solution, wanted_args, 60.0)
+    if wanted.error is not None and not (case.raises and isinstance(wanted.error, case.raises)):
+        return Report(Outcome.WRONG, f"{exercise.name}: the course cannot judge this here",
+                      (("code", inputs), ("text", "Its own solution fails on this machine, and nothing is wrong with yours on that account."),
+                       ("code", _learner_traceback(wanted.error))))
     came = _run(function, args, exercise.time_limit, case.watch)
 
     def wrong(*sentences, shown=True):
-        block = inputs + (f"\nexpected  {_expected_text(case, wanted)}\ncame      {brief(came.result)}" if shown else "")
+        expected = f"{case.raises.__name__} raised" if case.raises else brief(wanted.result)
+        block = inputs + (f"\nexpected  {expected}\ncame      {brief(came.result)}" if shown else "")
         said = [("text", s) for s in sentences if s]
         if came.printed:
             said.append(("code", "it printed\n" + textwrap.indent(came.printed.rstrip(), "  ")))
@@ -234,27 +243,56 @@ def _judge(exercise, function, case, which):
 
     if isinstance(came.error, TimeLimit):
         return wrong(f"It did not come back within its time limit of {exercise.time_limit:g} s. Does its loop end?", shown=False)
-    if case.raises is not None:
-        if came.error is None:
-            return wrong(f"Here it should raise {case.raises.__name__}.", _misconception(exercise, case, came.result))
-        if isinstance(came.error, case.raises):
-            return None
     if came.error is not None:
+        if case.raises and isinstance(came.error, case.raises):
+            return None
+        expected = (("text", f"Here it should raise {case.raises.__name__}."),) if case.raises else ()
         return Report(Outcome.RAISED, f"{exercise.name}: raised {type(came.error).__name__} where {case.name} ({which})",
-                      (("code", inputs), ("code", _learner_traceback(came.error))))
+                      (("code", inputs), ("code", _learner_traceback(came.error)), *expected))
     if came.result is None and wanted.result is not None:
         if came.printed:
             return wrong("It prints its answer and returns nothing. A caller gets None: use return.")
         return wrong("It returns nothing (None). Is there a return on every path?")
-    complaint = case.verify(came.result, *args) if case.verify else difference(wanted.result, came.result, case.tolerance, case.strides)
-    if complaint:
-        return wrong(_sentence(complaint), _misconception(exercise, case, came.result))
-    changed = _first_change(wanted_args if case.mutates else case.args(), args)
+    fault = _fault(case, wanted, wanted_args, came, args)
+    if fault is None:
+        return None
+    about, sentence = fault
+    return wrong(_sentence(sentence), _misconception(exercise, case, wanted, wanted_args, came, about), shown=about == "value")
+
+
+def _fault(case, wanted, wanted_args, came, args):
+    """(what it is about, the complaint) for what a call gave and did, or None where both are as they should be."""
+    if case.raises:
+        return "value", f"here it should raise {case.raises.__name__}"
+    said = case.verify(came.result, *args) if case.verify else difference(wanted.result, came.result, case.tolerance, case.strides)
+    if said:
+        return "value", said
+    changed = _first_change(wanted_args if case.mutates else _fresh(case), args, case.tolerance)
+    if changed and case.mutates:
+        return "input", f"it left its input in another state than expected: {changed}"
     if changed:
-        what = "left its input in another state than expected" if case.mutates else "changed its input"
-        return wrong(f"The result is right, but the call {what}: {changed}.", _misconception(exercise, case, came.result), shown=False)
-    complaint = came.complaint or _memory_complaint(case.memory, came.result, args)
-    return wrong(_sentence(complaint), _misconception(exercise, case, came.result), shown=False) if complaint else None
+        return "input", f"the result is right, but the call changed its input: {changed}"
+    if came.complaint:
+        return "watch", came.complaint
+    said = _memory_complaint(case.memory, came.result, args)
+    return ("memory", said) if said else None
+
+
+def _misconception(exercise, case, wanted, wanted_args, came, about):
+    """The sentence of the first known mistake that gives, on this case, what the learner's function gave, with the same fault."""
+    for mistake in exercise.mistakes:
+        args = _fresh(case)
+        call = _run(mistake.gives, args, 5.0, case.watch)
+        if call.error is None and difference(call.result, came.result, case.tolerance, case.strides) is None:
+            fault = _fault(case, wanted, wanted_args, call, args)
+            if fault and fault[0] == about:
+                return mistake.says
+    return None
+
+
+def _fresh(case):
+    with _seeded():
+        return case.args()
 
 
 @dataclasses.dataclass
@@ -265,33 +303,44 @@ class _Call:
     complaint: str | None = None
 
 
+_SETTINGS = (  # torch's global settings that a function may leave changed
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_default_device, lambda device: torch.set_default_device(None if device.type == "cpu" else device)),
+)
+
+
 def _run(function, args, limit, watch=None):
     """Call it: seeded, with its printing kept, within the limit, and with torch's global settings as they were afterwards."""
-    import torch
-
     call, printed = _Call(), _Printed()
 
     def run_once():
         call.result = function(*args)
 
-    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    before = [get() for get, _ in _SETTINGS]
     try:
-        with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(printed), _time_limit(limit):
-            torch.manual_seed(0)
-            if watch is None:
-                run_once()
-            else:
-                call.complaint = watch(run_once)
+        with _seeded(), contextlib.redirect_stdout(printed):
+            call.complaint = _limited(limit, run_once if watch is None else lambda: watch(run_once))
     except BaseException as error:  # also SystemExit and the like: a learner's exit() must not end the kernel
         call.error, call.result = error, None
     finally:
-        torch.set_grad_enabled(grad)
-        torch.set_default_dtype(dtype)
+        for (get, put), value in zip(_SETTINGS, before):
+            if get() != value:
+                put(value)
+    if inspect.iscoroutine(call.result):
+        call.result.close()  # else Python warns, much later, that it was never awaited
     call.printed = printed.text
     return call
 
 
-class _Printed:
+@contextlib.contextmanager
+def _seeded():
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+        torch.manual_seed(0)
+        yield
+
+
+class _Printed(io.TextIOBase):
     """Keeps the beginning of what is printed; an endless print must not fill the memory."""
 
     def __init__(self):
@@ -299,85 +348,81 @@ class _Printed:
 
     def write(self, text):
         if len(self.text) < 2000:
-            self.text += str(text)[:2000]
+            self.text += text[:2000]
         return len(text)
-
-    def flush(self):
-        pass
 
 
 class TimeLimit(BaseException):
     """Not an Exception, so that a learner's `except Exception` does not swallow it."""
 
 
-@contextlib.contextmanager
-def _time_limit(seconds):
+def _limited(seconds, function):
+    """function(), ended by TimeLimit after so many seconds where there are signals."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield
-        return
-    armed = True
+        return function()
+    gate, rings = None, 0
+
+    def call():
+        nonlocal gate
+        gate = sys._getframe()
+        return function()
 
     def ring(signum, frame):
-        if armed:
-            raise TimeLimit
+        nonlocal rings
+        while frame is not None and frame is not gate:
+            frame = frame.f_back
+        if frame is None:
+            return  # the call is over: never interrupt our own code
+        # A bare `except:` or a `finally: continue` swallows this one. The next comes within microseconds, each a little later than
+        # the last, so that one of them falls into the handler itself and gets out.
+        rings += 1
+        signal.setitimer(signal.ITIMER_REAL, rings % 200 * 2e-6 + 2e-6, 0.05)
+        raise TimeLimit
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 0.2)  # again and again: a bare `except:` in a loop swallows the first
+    handler = signal.signal(signal.SIGALRM, ring)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds, 0.05)
     try:
-        yield
+        return call()
     finally:
-        armed = False
+        gate = None
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def _misconception(exercise, case, result):
-    """The sentence of the first known mistake that gives, on this case, what the learner's function gave."""
-    for mistake in exercise.mistakes:
-        call = _run(mistake.gives, case.args(), 5.0)
-        if call.error is None and difference(call.result, result, case.tolerance) is None and not _only_memory(call, case, result):
-            return mistake.says
-    return None
-
-
-def _only_memory(call, case, result):
-    """A mistake that is about memory must match in memory too, or a right value would be blamed for it."""
-    if case.memory is None:
-        return False
-    wanted, came = (_memory_complaint(case.memory, r, case.args()) is None for r in (call.result, result))
-    return wanted != came
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)  # the one that this limit paused, if any
 
 
 def _memory_complaint(memory, result, args):
     """"view" and "copy" judged by the storage; what has no storage to share (a number, an empty tensor) is not judged."""
-    import torch
-
-    tensors, arrays = _memory_of(args)
-    if memory is None or not isinstance(result, torch.Tensor) or not result.numel() or result.device.type == "meta":
-        return None
-    address = result.untyped_storage().data_ptr()
-    shares = [address == t.untyped_storage().data_ptr() for t in tensors]
-    shares += [low <= result.data_ptr() < high for low, high in arrays]
-    if memory == "view" and shares and not shares[0]:
-        size = result.untyped_storage().nbytes()
-        return f"the values are right, but it is a copy ({size:,} bytes newly allocated) where a view of the input was asked for"
-    if memory == "copy" and any(shares):
-        return "the values are right, but it is a view of the input where a copy was asked for: writing into one changes the other"
+    given = [memory_range for arg in _flat(args) if (memory_range := _memory_range(arg))]
+    for tensor in _flat((result,)):
+        if memory is None or not isinstance(tensor, torch.Tensor) or not (own := _memory_range(tensor)):
+            continue
+        shares = [own[0] < high and low < own[1] for low, high in given]
+        if memory == "view" and shares and not shares[0]:
+            return f"the values are right, but it is a copy ({own[1] - own[0]:,} bytes newly allocated) where a view of the input was asked for"
+        if memory == "copy" and any(shares):
+            return "the values are right, but it is a view of the input where a copy was asked for: writing into one changes the other"
     return None
 
 
-def _memory_of(args):
-    import numpy as np
-    import torch
-
-    flat = [a for arg in args for a in (arg if isinstance(arg, (list, tuple)) else (arg,))]
-    arrays = [np.lib.array_utils.byte_bounds(a) for a in flat if isinstance(a, np.ndarray)]
-    return [a for a in flat if isinstance(a, torch.Tensor)], arrays
+def _flat(values):
+    return [v for value in values for v in (value if isinstance(value, (list, tuple)) else (value,))]
 
 
-def _first_change(before, after):
+def _memory_range(thing):
+    """Where the whole memory behind a tensor or an array begins and ends; None for what has none."""
+    if isinstance(thing, torch.Tensor) and thing.layout == torch.strided and thing.device.type != "meta" and thing.numel():
+        begin = thing.untyped_storage().data_ptr()
+        return begin, begin + thing.untyped_storage().nbytes()
+    if isinstance(thing, np.ndarray) and thing.size:
+        while isinstance(thing.base, np.ndarray):
+            thing = thing.base
+        return thing.ctypes.data, thing.ctypes.data + thing.nbytes
+    return None
+
+
+def _first_change(before, after, tolerance):
     for i, (b, a) in enumerate(zip(before, after)):
-        said = difference(b, a, strides=True)
+        said = difference(b, a, tolerance, strides=True)
         if said:
             return f"argument {i}: {said}" if len(before) > 1 else said
     return None
@@ -406,12 +451,6 @@ def _call_text(exercise, args):
     return f"{exercise.name}({line})"
 
 
-def _expected_text(case, wanted):
-    if case.raises is not None:
-        return f"{case.raises.__name__} raised"
-    return brief(wanted.result)
-
-
 def _sentence(text):
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".")
 
@@ -433,7 +472,7 @@ def _learner_traceback(error):
             lines.append(f"… {len(frames) - 4} more calls …")
         else:
             lines.append(f"line {frame.lineno}, in {frame.name}" + (f"\n    {frame.line}" if frame.line else ""))
-    message = "\n".join(_message(error).splitlines()[:8])
+    message = "\n".join(line[:300] for line in _message(error).splitlines()[:8])  # torch has messages of pages
     return "\n".join([*lines, f"{type(error).__name__}: {message}" if message else type(error).__name__])
 
 
@@ -441,7 +480,7 @@ _LIBRARIES = tuple({str(pathlib.Path(p)) for p in (*sysconfig.get_paths().values
 
 
 def _is_library(filename):
-    return filename.startswith((*_LIBRARIES, "<frozen"))
+    return filename.startswith((*_LIBRARIES, "<frozen")) or "site-packages" in filename or "dist-packages" in filename
 
 
 # ── the starter, as the lesson's source has it ────────────────────────────────────────────────────────────────────────
@@ -451,7 +490,7 @@ def is_starter(exercise, function):
     """Is the function still as the lesson gives it, comments aside? Also true of an empty body, wherever it comes from."""
     try:
         node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    except (OSError, TypeError, SyntaxError, IndexError):
+    except Exception:  # no source, or no function at all
         return False
     if not isinstance(node, ast.FunctionDef):
         return False

@@ -58,7 +58,7 @@ def predict(question, run, options):
 
 
 def _static(question, labels):
-    lines = [("bold", line) for line in textwrap.wrap(question, 100)]
+    lines = [("bold", line) for line in textwrap.wrap(question.replace("`", ""), 100)]
     for letter, label in zip(LETTERS, labels):
         wrapped = textwrap.wrap(label, 96)
         lines += [(letter if i == 0 else "", line) for i, line in enumerate(wrapped)]
@@ -80,7 +80,7 @@ def _widget(question, labels, right, came):
         ".course-option{height:auto;min-height:32px;text-align:left;white-space:normal;line-height:1.45;padding:5px 12px;border-radius:4px}"
         f".course-option.chosen{{outline:2px solid {display.ROLES['storage']}}}"
         f".course-predict .widget-html-content{{white-space:normal;line-height:1.5;font-size:14px;color:{display.INK}}}</style>"
-        f"<b>{display.escape(question)}</b>"
+        f"<b>{display.inline(question)}</b>"
     )
     buttons = [
         ipywidgets.Button(description=f"{letter}   {label}", tooltip=f"answer {letter}", layout={"width": "auto", "max_width": "860px"})

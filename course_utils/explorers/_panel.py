@@ -5,18 +5,21 @@ focused, everything of class k7 lights up. No JavaScript, and no ids, which woul
 """
 import textwrap
 
+import torch
+
 from ..engine.display import FAINT, INK, ROLES, escape
 
 WIDTH = 900
+LEFT = 46  # room for row numbers and names of axes
 STYLE = f"""
-.xp text{{font-size:15px}} .xp .small{{font-size:13px;fill:{FAINT}}} .xp .value{{font-size:16px}} .xp .strong{{font-weight:600}}
-.xp g{{outline:none}} .xp rect{{stroke-width:var(--w,2)}}
+.xp text{{font-size:15px}} .xp .small{{font-size:13px;fill:{FAINT}}} .xp .strong{{font-weight:600}}
+.xp .cell{{outline:none}} .xp .cell text{{font-size:16px}} .xp rect{{stroke-width:var(--w,2)}}
 .xp .elem rect{{fill:var(--f,{ROLES['view']});fill-opacity:var(--o,.06);stroke:var(--s,{ROLES['view']})}}
 .xp .slot rect{{fill:var(--f,{ROLES['storage']});fill-opacity:var(--o,.24);stroke:var(--s,{ROLES['storage']})}}
 .xp .fresh rect{{fill:var(--f,{ROLES['copy']});fill-opacity:var(--o,.16);stroke:var(--s,{ROLES['copy']});stroke-dasharray:2 3;stroke-width:var(--w,2.5)}}
-.xp .idle rect{{fill:none;stroke:var(--s,{ROLES['free']})}} .xp .hatch{{stroke:{ROLES['free']};stroke-width:1;fill:none;opacity:.75}}
+.xp .idle rect{{fill:none;stroke:var(--s,{ROLES['free']})}} .xp .hatch{{stroke:{ROLES['free']};stroke-width:1;fill:none;opacity:.5}}
 .xp .elem text,.xp .slot text,.xp .fresh text{{font-weight:var(--b,500)}} .xp .idle text{{fill:{FAINT}}}
-.xp .link{{visibility:var(--v,hidden);fill:none;stroke:{INK};stroke-width:1.5;stroke-dasharray:5 3;pointer-events:none}}
+.xp .link{{visibility:var(--v,hidden);fill:none;stroke:{INK};stroke-width:1.3;stroke-dasharray:5 3;opacity:.6;pointer-events:none}}
 .xp .readout{{visibility:var(--v,hidden)}} .xp .invite{{visibility:var(--i,visible)}}
 """
 
@@ -27,12 +30,12 @@ def lighting(slots):
     return rules + ".xp:has([class*=' k']:hover,[class*=' k']:focus){--i:hidden}"
 
 
-def cell(x, y, width, height, text, kind, slot, label=None, inside=""):
+def cell(x, y, width, height, text, kind, slot=None, label=None, inside=""):
     """A rectangle with a value in it; with a `label` it can be reached with Tab and a screen reader says the label."""
     focus = f' tabindex="0" role="img" aria-label="{escape(label)}"' if label else ""
     hatch = f'<path class="hatch" d="{_hatching(x, y, width, height)}"/>' if kind == "idle" else ""
     return (
-        f'<g class="{kind} k{slot}"{focus}>{hatch}<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="3"/>{inside}'
+        f'<g class="cell {kind}{f" k{slot}" if slot is not None else ""}"{focus}>{hatch}<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="3"/>{inside}'
         f'<text class="mono" x="{x + width / 2:g}" y="{y + height / 2 + 5.5:g}" text-anchor="middle">{escape(text)}</text></g>'
     )
 
@@ -55,3 +58,9 @@ def lines(x, y, words, css="", width=108, step=20):
     """Text broken into lines of at most `width` characters; returns it with the y below the last one."""
     broken = textwrap.wrap(words, width) or [""]
     return "".join(text(x, y + step * i, line, css) for i, line in enumerate(broken)), y + step * len(broken)
+
+
+def slot_numbers(tensor):
+    """For each element the storage slot that it is read from: the same walk over a storage that holds its own slot numbers."""
+    slots = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return torch.arange(slots).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -7,9 +7,8 @@ import ipywidgets as widgets
 import torch
 
 from ..engine.display import ROLES, escape, show, svg_document
-from ._panel import STYLE, WIDTH, cell, lighting, lines, text
+from ._panel import LEFT, STYLE, WIDTH, cell, lighting, lines, slot_numbers, text
 
-LEFT, HEIGHT = 46, 30
 STARTS = {
     "12 numbers as (3, 4)": "torch.arange(12).view(3, 4)",
     "6 numbers as (2, 3)": "torch.arange(6).view(2, 3)",
@@ -103,12 +102,6 @@ def _slice(words):
         raise ValueError(f"{words!r}: write start:stop:step, each may be left out, or one index") from None
 
 
-def slot_numbers(tensor):
-    """For each element the storage slot that it is read from: the same walk over a storage that holds its own slot numbers."""
-    slots = tensor.untyped_storage().nbytes() // tensor.element_size()
-    return torch.arange(slots).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
 def verdict(tensor, target):
     """(does tensor.view(target) succeed?, the reasons as sentences): torch gives the answer, the rule explains it."""
     try:
@@ -164,10 +157,10 @@ def draw(state, target="-1"):
         words, y = lines(34, y + 4, state.message, width=104)
         body += text(14, y - 20 * words.count("<text"), "✗", "strong", style=f"fill:{ROLES['wrong']}") + words
     for x, (name, value) in zip((14, 190, 366, 490, 610, 754), facts(state)):
-        body += text(x, y + 10, name, "small") + text(x, y + 31, value, "mono" if x < 600 else "strong")
-    grid, places, y = _elements(state, y + 58)
-    strip, y = _storage(state, places, y + 10)
-    ending, y = _ending(tensor, target, y + 14)
+        body += text(x, y + 12, name, "small") + text(x, y + 33, value, "mono" if x < 600 else "strong")
+    grid, places, y = _elements(state, y + 76)
+    strip, y = _storage(state, places, y + 26)
+    ending, y = _ending(tensor, target, y + 22)
     style = STYLE + lighting(slot_numbers(tensor).unique().tolist())
     return svg_document(WIDTH, y, f'<g class="xp">{body}{grid}{strip}{ending}</g>', describe(state, target), style, role="group")
 
@@ -178,35 +171,35 @@ def _elements(state, y):
     if tensor.numel() == 0:
         return text(LEFT, y + 4, "no elements: one of the sizes is 0"), [], y + 24
     values, slots = _written(tensor.reshape(-1).tolist()), slot_numbers(tensor).reshape(-1).tolist()
-    pitch, kind = _pitch(values), "fresh" if state.outcome == "a copy" else "elem"
+    (pitch, height), kind = _cell_size(tensor), "fresh" if state.outcome == "a copy" else "elem"
     rows, columns = (1, 1, *tensor.shape)[-2:]
     room = (WIDTH - LEFT - 10) // pitch
     across, folds = min(columns, room), -(-columns // room)
     outer = [list(index) for index in product(*map(range, tensor.shape[:-2]))]
     body, places, x, number = "", [], LEFT, iter(range(tensor.numel()))
-    body += _axes(tensor.dim(), x, y, bool(outer[0]))
+    body += _axes(tensor.dim(), x, y)
     y += 40 if outer[0] else 22
     for block in outer:
         if x > LEFT and (x + across * pitch > WIDTH - 10 or (tensor.dim() == 4 and tensor.shape[0] < 5 and block[1] == 0)):
-            x, y = LEFT, y + rows * folds * HEIGHT + 48
+            x, y = LEFT, y + rows * folds * height + 48
         if block:
             body += text(x, y - 22, f"[{', '.join(map(str, block))}" + ", :, :]", "small strong mono")
         body += "".join(text(x + (j + 0.5) * pitch - 1, y - 4, j, "small", text_anchor="middle") for j in range(across))
         for i, j in product(range(rows), range(columns)):
-            n, cx, cy = next(number), x + j % room * pitch, y + (i * folds + j // room) * HEIGHT
+            n, cx, cy = next(number), x + j % room * pitch, y + (i * folds + j // room) * height
             if j == 0 and tensor.dim() > 1:
-                body += text(x - 8, cy + 19, i, "small", text_anchor="end")
+                body += text(x - 8, cy + height / 2 + 3, i, "small", text_anchor="end")
             index = [*block, i, j][-tensor.dim():] if tensor.dim() else []
             label = f"element {index} = {values[n]}, storage slot {slots[n]}"
-            body += cell(cx, cy, pitch - 3, HEIGHT - 3, values[n], kind, slots[n], label)
-            places.append((index, slots[n], cx + pitch / 2 - 1.5, cy + HEIGHT - 3))
+            body += cell(cx, cy, pitch - 3, height - 3, values[n], kind, slots[n], label)
+            places.append((index, slots[n], cx + pitch / 2 - 1.5, cy + height - 3))
         x += across * pitch + 44
-    return body, places, y + rows * folds * HEIGHT + 14
+    return body, places, y + rows * folds * height + 14
 
 
-def _axes(dims, x, y, has_outer):
-    names = [f"dim {dims - 1} →", f"dim {dims - 2} ↓", *(f"dim {d}: from grid to grid" for d in reversed(range(dims - 2)))]
-    return text(x, y - 2, "the tensor", "strong") + text(x + 90, y - 2, "    ".join(names[:dims]) if dims else "one element, no dimensions", "small")
+def _axes(dims, x, y):
+    names = [f"dim {dims - 1} →", f"dim {dims - 2} ↓", *(f"dim {d} from grid to grid" for d in reversed(range(dims - 2)))]
+    return text(x, y - 6, "the tensor", "strong") + text(x + 100, y - 6, ", ".join(names[:dims]) if dims else "one element, no dimensions", "small")
 
 
 def _storage(state, places, y):
@@ -214,18 +207,19 @@ def _storage(state, places, y):
     tensor, body, copied = state.tensor, "", state.outcome == "a copy"
     if copied:
         old = state.before.tensor
-        body += f'<g opacity=".55">{text(LEFT, y + 12, f"left behind: the storage before the copy, {old.untyped_storage().nbytes()} bytes", "small")}'
-        strip, y, _ = _strip(old, y + 20, {}, "slot", 22, numbered=False)
-        body, y = body + strip.replace(" k", " o") + "</g>", y + 12
+        body += text(LEFT, y + 12, f"left behind: the storage before the copy, {old.untyped_storage().nbytes()} bytes", "small")
+        strip, y, _ = _strip(old, y + 22, None)
+        body, y = f'{body}<g opacity=".6">{strip}</g>', y + 20
     readers = {}
     for index, slot, *_ in places:
         readers.setdefault(slot, []).append(index)
     title = f"its storage, {tensor.untyped_storage().nbytes()} bytes" + (", newly allocated" if copied else "")
     body += text(LEFT, y + 14, title, "strong")
-    body += text(WIDTH - 14, y + 14, "hover over an element or reach it with Tab: its storage slot lights up", "small invite", text_anchor="end")
+    if readers:
+        body += text(LEFT, y + 38, "Hover over an element, or reach it with Tab: its storage slot lights up.", "small invite")
     for slot, indices in readers.items():
-        body += text(WIDTH - 14, y + 14, _readout(tensor, slot, indices), f"readout k{slot}", text_anchor="end")
-    strip, bottom, spots = _strip(tensor, y + 44, readers, "fresh" if copied else "slot", HEIGHT - 3)
+        body += text(LEFT, y + 38, _readout(tensor, slot, indices), f"readout k{slot}")
+    strip, bottom, spots = _strip(tensor, y + 74, readers, "fresh" if copied else "slot")
     for _, slot, x, top in places:
         sx, sy = spots[slot]
         body += f'<path class="link k{slot}" d="M{x:g} {top:g}C{x:g} {(top + sy) / 2:g} {sx:g} {(top + sy) / 2:g} {sx:g} {sy:g}"/>'
@@ -234,31 +228,35 @@ def _storage(state, places, y):
 
 def _readout(tensor, slot, indices):
     terms = "".join(f" + {i}×{s}" for i, s in zip(indices[0], tensor.stride()))
-    others = f", the same slot as {', '.join(map(str, indices[1:4]))}" + (f" and {len(indices) - 4} more" if len(indices) > 4 else "")
+    others = f", the same slot as {', '.join(map(str, indices[1:3]))}" + (f" and {len(indices) - 3} more" if len(indices) > 3 else "")
     return f"{indices[0]} is at {tensor.storage_offset()}{terms} = slot {slot}" + (others if len(indices) > 1 else "")
 
 
-def _strip(tensor, y, readers, kind, height, numbered=True):
+def _strip(tensor, y, readers, kind="slot"):
+    """Rows of slots, numbered, with the number of elements that read each; without `readers`, the bare values."""
     slots = tensor.untyped_storage().nbytes() // tensor.element_size()
     values = _written(torch.as_strided(tensor, (slots,), (1,), 0).tolist())
-    pitch, body, spots = _pitch(values), "", {}
+    (pitch, height), body, spots = _cell_size(tensor), "", {}
     room = (WIDTH - LEFT - 10) // pitch
-    line = height + (46 if numbered else 6)
+    line = height + (4 if readers is None else 50)
     for slot, value in enumerate(values):
         x, top = LEFT + slot % room * pitch, y + slot // room * line
-        spots[slot] = (x + pitch / 2 - 1.5, top)
-        body += cell(x, top, pitch - 3, height, value, kind if slot in readers or not numbered else "idle", slot)
-        if numbered:
-            body += text(spots[slot][0], top + height + 15, slot, "small", text_anchor="middle")
-            if len(readers.get(slot, ())) > 1:
-                body += text(spots[slot][0], top + height + 30, f"×{len(readers[slot])}", "small strong", text_anchor="middle")
-    if numbered and slots:
-        body += text(LEFT - 8, y + height + 15, "slot", "small", text_anchor="end")
-        if any(len(indices) > 1 for indices in readers.values()):
-            body += text(LEFT - 8, y + height + 30, "read", "small", text_anchor="end")
-        if readers:
-            x, top = spots[tensor.storage_offset()]
-            body += text(x, top - 4, f"▾ offset {tensor.storage_offset()}" if tensor.storage_offset() else "▾", "small", text_anchor="middle")
+        middle = spots[slot] = (x + pitch / 2 - 1.5, top)
+        if readers is None:
+            body += cell(x, top, pitch - 3, height - 3, value, kind)
+            continue
+        times = len(readers.get(slot, ()))
+        body += cell(x, top, pitch - 3, height - 3, value, kind if times else "idle", slot)
+        body += text(middle[0], top + height + 13, slot, "small", text_anchor="middle")
+        if times > 1:
+            body += text(middle[0], top + height + 29, f"×{times}", "small strong", text_anchor="middle")
+        if slot % room == 0:
+            body += text(LEFT - 8, top + height + 13, "slot", "small", text_anchor="end")
+    if readers:
+        if len(readers) < tensor.numel():
+            body += text(LEFT - 8, y + height + 29, "read", "small", text_anchor="end")
+        x, top = spots[tensor.storage_offset()]
+        body += text(x, top - 6, f"▾ offset {tensor.storage_offset()}", "small", text_anchor="middle")
     return body, y + -(-slots // room) * line, spots
 
 
@@ -279,8 +277,12 @@ def _written(values):
     return [value if len(value) <= 7 else value[:6] + "…" for value in shown]
 
 
-def _pitch(values):
-    return max(35, 16 + 9 * max(map(len, values), default=0))
+def _cell_size(tensor):
+    """Distance of cells, across and down: roomy for a small storage, and wide enough for the longest value."""
+    slots = tensor.untyped_storage().nbytes() // tensor.element_size()
+    longest = max(map(len, _written(torch.as_strided(tensor, (slots,), (1,), 0).tolist())), default=1)
+    pitch = max(35, min(52, (WIDTH - LEFT - 10) // max(1, slots)), 13 + 10 * longest)
+    return pitch, 30 + (pitch - 35) // 3
 
 
 def build(tensor=None):

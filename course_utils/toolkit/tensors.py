@@ -72,7 +72,7 @@ def view_strides(shape, strides, new_shape):
     if torch.Size(new_shape).numel() != elements or min(new_shape, default=0) < 0:
         raise ValueError(f"shape {new_shape} does not hold the {elements} elements of shape {shape}")
     if elements == 0:
-        return strides if new_shape == shape else contiguous_strides(new_shape)
+        return strides if new_shape == shape else torch.empty(new_shape, device="meta").stride()
 
     runs = []  # [elements, stride] of each run, the rightmost first
     for size, stride in zip(reversed(shape), reversed(strides)):
@@ -101,8 +101,8 @@ def shares_storage(a, b):
     Empty storages share nothing, and neither do tensors on the meta device, which have no memory. Two halves of one
     storage share it; whether they touch the same bytes is what `shares_memory` answers.
     """
-    address = a.untyped_storage().data_ptr()  # 0 where there is no memory
-    return address != 0 and address == b.untyped_storage().data_ptr()
+    first, second = a.untyped_storage(), b.untyped_storage()
+    return first.nbytes() > 0 and first.data_ptr() == second.data_ptr() != 0  # the address is 0 where there is no memory
 
 
 def shares_memory(a, b):
@@ -150,7 +150,7 @@ def writable(x):
     """
     if x.numel() == 0:
         return x
-    last = element_offset([size - 1 for size in x.shape], x.stride())
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
     places = torch.arange(last + 1).as_strided(x.shape, x.stride())  # each element shows where it lies
     return x if places.unique().numel() == x.numel() else x.contiguous()
 
@@ -216,7 +216,8 @@ def merge_heads(context):
 
 
 def padding_mask(lengths, width):
-    """True where a padded batch holds data: integer `lengths` (batch,) → bool (batch, width), on the device of `lengths`."""
+    """True where a padded batch holds data: `lengths`, integers (batch,), list or tensor → bool (batch, width) on its device."""
+    lengths = torch.as_tensor(lengths)
     return torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
 
 
@@ -227,7 +228,7 @@ def allocated_bytes(run):
     """Bytes of all tensors that PyTorch's operators make while `run()` executes, kept or not, on any device.
 
     Counts each new storage and each storage that grows, at its own size: an allocator may round up. Not seen: scratch memory
-    inside one operator, and data that enters without one (`torch.tensor`, `torch.from_numpy`, `copy.deepcopy`).
+    inside one operator, sparse tensors, and data that enters without an operator (`torch.tensor`, `torch.from_numpy`, `copy.deepcopy`).
     """
     with _Allocations() as seen:
         run()

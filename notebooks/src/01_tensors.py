@@ -1,0 +1,1015 @@
+# %% [markdown]
+# # 01 · Tensors, strides, contiguity, devices
+#
+# After this lesson you can say of any line of tensor code whether it moves bytes, whom a write reaches, and why `view` accepts or refuses, and you can prove it.
+#
+# 90 to 120 minutes, in two sittings if you like. It builds on lesson 00. You need Python, and to have seen a tensor before.
+#
+# | | | |
+# | --- | --- | --- |
+# | [1 A strip of numbers](#1-·-A-strip-of-numbers) | [5 The picture, repaired](#5-·-The-picture,-repaired) | [9 Layouts of images](#9-·-Layouts-of-images) |
+# | [2 Operations that move nothing](#2-·-Operations-that-move-nothing) | [6 One number in many places](#6-·-One-number-in-many-places) | [10 Devices](#10-·-Devices) |
+# | [3 Who owns the bytes](#3-·-Who-owns-the-bytes) | [7 Broadcasting](#7-·-Broadcasting) | [11 The rule of view, derived](#11-·-The-rule-of-view,-derived) |
+# | [4 view and reshape](#4-·-view-and-reshape) | [8 Where tensors come from](#8-·-Where-tensors-come-from) | [Clinic](#Clinic) · [What you take with you](#What-you-take-with-you) |
+
+# %% tags=["parameters"]
+DEVICE = "auto"
+SEED = 0
+QUICK = True
+
+# %%
+import io
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import course_utils.toolkit.tensors as kit
+from course_utils import benchmark, check, explore_memory_format, explore_strides, hint, images, load, predict, raises, solution, start, table
+
+lesson = start("01_tensors", DEVICE, SEED, QUICK)
+
+# %% [markdown]
+# ## A program that runs
+#
+# A photograph is stored as height × width × channel; a convolution wants channel × height × width. Here a real digit is tinted orange and brought into the network's
+# shape. Look at both pictures.
+
+# %%
+digits = load("digits")
+orange = torch.tensor([1.0, 0.55, 0.1])
+picture = digits.train_images[3, :, :, None] / 255 * orange
+network_input = picture.reshape(3, 28, 28)
+images([picture, network_input], ["the picture, (28, 28, 3)", "what the network gets, (3, 28, 28)"])
+
+# %% [markdown]
+# No error, no warning, the shape that was asked for, and a picture that no one would recognise. A network trained on it learns something, and you find out months
+# later, if ever. One word in the third line is wrong. By section 5 you know which, and why PyTorch could not have told you.
+
+# %% [markdown]
+# ## 1 · A strip of numbers
+#
+# Memory has no rows and columns. A tensor's numbers lie in one strip, its **storage**, and the tensor keeps three facts about how to read it: **shape**, **stride** and
+# **storage offset**. The stride of a dimension is the number of places to move along the strip when the index in that dimension grows by one.
+
+# %%
+predict(
+    "`torch.empty(4, 6)` has four rows of six. What is its stride?",
+    run=lambda: torch.empty(4, 6).stride(),
+    options={
+        "(4, 6)": lambda stride: stride == (4, 6),
+        "(6, 1): six places to the next row, one to the next column": lambda stride: stride == (6, 1),
+        "(1, 4): one place to the next row, four to the next column": lambda stride: stride == (1, 4),
+    },
+)
+
+# %% tags=["claim-T06", "nbval-check-output"]
+grid = torch.arange(24).view(4, 6)
+print("shape", tuple(grid.shape), " stride", grid.stride(), " offset", grid.storage_offset())
+assert grid.stride() == (6, 1)
+
+# %% [markdown]
+# A tensor whose last dimension has stride 1 and whose every other dimension steps over all that lies to its right is called **contiguous**: reading it in order
+# is walking the strip in order.
+#
+# Are those three facts really all? If so, a tensor can be rebuilt from its storage and them alone. `torch.as_strided` does that:
+
+# %% tags=["claim-T01", "nbval-check-output"]
+corner = grid[1:3, 2:5].t()
+strip = torch.empty(0, dtype=corner.dtype).set_(corner.untyped_storage())
+rebuilt = torch.as_strided(strip, corner.shape, corner.stride(), corner.storage_offset())
+print("stride", corner.stride(), " offset", corner.storage_offset())
+print(rebuilt)
+assert torch.equal(rebuilt, corner)
+assert rebuilt.untyped_storage().data_ptr() == grid.untyped_storage().data_ptr()
+
+# %% [markdown]
+# Sliced and transposed, and it came back whole: shape (3, 2), stride (1, 6), offset 8. The device and the dtype say where the strip is and how wide its places are. Nothing
+# else belongs to a tensor's layout.
+
+# %% [markdown]
+# ### Exercise 1 · Where is it? (two minutes)
+#
+# The element at `index` lies at one place of the storage. Which?
+
+# %% tags=["exercise"]
+def element_offset(index, strides, offset=0):
+    """Place in the storage, counted in elements, of the element at `index`.
+
+    >>> element_offset((2, 1), strides=(6, 1))
+    13
+    """
+    ...
+
+
+# %%
+check(element_offset)
+# hint(element_offset)        take away the # and run: each call gives one hint more
+# solution(element_offset)    a reference, once you have tried
+
+# %% [markdown]
+# ### Exercise 2 · The strides of a contiguous tensor
+#
+# `torch.empty(shape).stride()` knows them. Compute them from the shape alone.
+
+# %% tags=["exercise"]
+def contiguous_strides(shape):
+    """Strides, in elements, of a contiguous tensor of this shape; as torch gives them.
+
+    >>> contiguous_strides((4, 6))
+    (6, 1)
+    """
+    ...
+
+
+# %%
+check(contiguous_strides)
+
+# %% [markdown]
+# ## 2 · Operations that move nothing
+#
+# If a tensor is a strip and three facts, then an operation that changes only the facts need not touch the strip. Which operations are those? Count the bytes.
+
+# %%
+predict(
+    "A tensor of four million bytes is transposed with `t()`. How many bytes does that allocate?",
+    run=lambda: kit.allocated_bytes(lambda: torch.empty(1000, 1000).t()) - kit.allocated_bytes(lambda: torch.empty(1000, 1000)),
+    options={
+        "none": lambda extra: extra == 0,
+        "4,000,000: every number moves": lambda extra: extra == 4_000_000,
+        "8,000: one row is buffered at a time": lambda extra: extra == 8_000,
+    },
+)
+
+# %% tags=["claim-T09", "nbval-check-output"]
+x = torch.arange(1_000_000.0).view(1000, 1000)
+free = {
+    "x.t()": lambda: x.t(),
+    "x[::2, 10:]": lambda: x[::2, 10:],
+    "x[:, :1].expand(1000, 500)": lambda: x[:, :1].expand(1000, 500),
+    "x.unfold(0, 10, 5)": lambda: x.unfold(0, 10, 5),
+    "x.diagonal()": lambda: x.diagonal(),
+}
+for code, run in free.items():
+    result = run()
+    print(f"{code:28} stride {str(result.stride()):16} {kit.allocated_bytes(run)} bytes")
+    assert kit.allocated_bytes(run) == 0
+    assert result.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+# %% [markdown]
+# Each result has the storage of `x` and a stride of its own. Such a tensor is a **view**. The stride column shows why each is free: transposing swaps two strides, a step
+# of 2 doubles one, `expand` sets one to 0, and a diagonal walks one row and one column at once.
+#
+# Turning a tensor upside down looks like one more of this kind: start at the end, walk backwards.
+
+# %%
+predict(
+    "`x.flip(0)` reverses the rows of the same four million bytes. How many bytes does it allocate?",
+    run=lambda: kit.allocated_bytes(lambda: x.flip(0)),
+    options={
+        "none: a stride of -1000 does it": lambda allocated: allocated == 0,
+        "4,000,000: it copies": lambda allocated: allocated == x.numel() * 4,
+    },
+)
+
+# %% tags=["claim-T18", "nbval-check-output"]
+print("bytes allocated by flip:", kit.allocated_bytes(lambda: x.flip(0)))
+assert kit.allocated_bytes(lambda: x.flip(0)) == x.numel() * x.element_size()
+
+with raises(ValueError):
+    torch.from_numpy(np.arange(4)[::-1])
+
+# %% [markdown]
+# In PyTorch a stride is never negative. NumPy allows it, so `array[::-1]` is a view there, cannot be brought over as it is, and `flip` has to copy.
+#
+# Now do it by hand. Below is a tensor beside its storage. Apply operations one after the other and watch which of them change the facts and which make a new strip. Point at an element,
+# or reach it with the Tab key, to see its place light up. Try to find: an order of operations after which `view(-1)` is refused; one after which it is allowed although the tensor is
+# not contiguous; two elements that share one place.
+
+# %%
+explore_strides()
+
+# %% [markdown]
+# ### Exercise 3 · Same storage?
+#
+# `x` and `x[1:]` start at different addresses and have different shapes, and they share one storage. Write the test.
+
+# %% tags=["exercise"]
+def shares_storage(a, b):
+    """True where tensors `a` and `b` are views of one storage, whichever parts of it they touch.
+
+    >>> x = torch.zeros(4)
+    >>> shares_storage(x, x[1:])
+    True
+    """
+    ...
+
+
+# %%
+check(shares_storage)
+
+# %% [markdown]
+# Sharing a storage is not yet sharing memory: the even and the odd places of one strip never meet. What decides whether a write through one tensor shows in the other is the
+# bytes that both touch. The toolkit has both tests, `shares_storage` and the exact `shares_memory`:
+
+# %% tags=["nbval-check-output"]
+strip = torch.zeros(8)
+even, odd, front = strip[::2], strip[1::2], strip[:3]
+for name, a, b in (("even and odd", even, odd), ("even and front", even, front)):
+    print(f"{name:15} same storage: {kit.shares_storage(a, b)}   same bytes: {kit.shares_memory(a, b)}")
+assert kit.shares_storage(even, odd) and not kit.shares_memory(even, odd)
+
+# %% [markdown]
+# ## 3 · Who owns the bytes
+#
+# A view keeps the *whole* storage alive, not only the part it shows. Suppose you load a large tensor, keep one number of it and save that.
+
+# %%
+large = torch.zeros(1_000_000)
+one_number = large[:1]
+
+
+def saved_size(tensor):
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    return len(file.getvalue())
+
+
+predict(
+    "`one_number` is a slice with a single element of `large` (four million bytes). How large is the file that `torch.save(one_number)` writes?",
+    run=lambda: saved_size(one_number),
+    options={
+        "under 10 kB: one number and a header": lambda size: size < 10_000,
+        "over 4 MB: the whole storage": lambda size: size > 4_000_000,
+    },
+)
+
+# %% tags=["claim-T19"]
+table(
+    ("saved", "elements", "bytes in the file"),
+    [("large[:1]", 1, saved_size(one_number)), ("large[:1].clone()", 1, saved_size(one_number.clone()))],
+)
+assert saved_size(one_number) > 4_000_000 > 100 * saved_size(one_number.clone())
+
+# %% [markdown]
+# Saving keeps what tensors share, so it writes storages, not elements. For the same reason `del large` frees nothing while `one_number` lives: a list of "small" slices, one per batch, holds every
+# batch. `clone()` gives a slice a storage of its own size.
+
+# %% [markdown]
+# ### Exercise 4 · What do these tensors really cost?
+#
+# Ten views of one tensor cost as much memory as one. Count every storage once.
+
+# %% tags=["exercise"]
+def storage_bytes(*tensors):
+    """Bytes of all storages that these tensors use, each storage counted once and whole.
+
+    >>> x = torch.zeros(10)
+    >>> storage_bytes(x, x[:2], x.view(2, 5))
+    40
+    """
+    ...
+
+
+# %%
+check(storage_bytes)
+
+# %% [markdown]
+# ## 4 · view and reshape
+#
+# The articles say: *view needs a contiguous tensor, reshape works on any and copies where it is not contiguous.* Half of that is true. Take every second number of each row, which is
+# surely not contiguous, and ask for a view.
+
+# %%
+halves = torch.arange(24).view(2, 3, 4)[:, :, ::2]
+
+predict(
+    "`halves` has shape (2, 3, 2), stride (12, 4, 2) and is not contiguous. What does `halves.view(6, 2)` do?",
+    run=lambda: halves.view(6, 2),
+    options={
+        "raises: it is not contiguous": lambda result: isinstance(result, RuntimeError),
+        "returns a view, without copying": lambda result: kit.shares_storage(result, halves),
+        "returns a copy": lambda result: not kit.shares_storage(result, halves),
+    },
+)
+
+# %% tags=["claim-T02", "nbval-check-output"]
+print("contiguous:", halves.is_contiguous(), " stride", halves.stride(), "→ view(6, 2):", halves.view(6, 2).stride())
+print("view(-1):", halves.view(-1).stride())
+assert not halves.is_contiguous() and halves.view(12).stride() == (2,)
+
+turned = torch.arange(24).view(2, 3, 4).transpose(0, 1)
+print("turned: stride", turned.stride())
+with raises(RuntimeError):
+    turned.view(6, 4)
+assert turned.view(3, 2, 2, 2).stride() == (4, 12, 2, 1)
+
+# %% [markdown]
+# `view` does not ask whether the tensor is contiguous. It asks whether the new shape can be walked with *fixed* strides. Two neighbouring dimensions can become one if
+# stepping off the end of the inner one lands where the outer one steps: **stride of the outer = size of the inner × stride of the inner**. In `halves` that is 4 = 2 × 2 and 12 = 3 × 4, so all three
+# dimensions merge. In `turned` it would have to be 4 = 2 × 12. *Splitting* a dimension, as the last line does, is always possible.
+#
+# The message says the same in its own words: *at least one dimension spans across two contiguous subspaces*.
+#
+# `reshape` first asks the same question, and copies only where the answer is no:
+
+# %% tags=["claim-T03", "nbval-check-output"]
+for name, source, shape in (("halves", halves, (6, 2)), ("turned", turned, (6, 4))):
+    result = source.reshape(shape)
+    print(f"{name}.reshape{shape}: contiguous before: {source.is_contiguous()}, {'view' if kit.shares_memory(source, result) else 'copy'}")
+assert kit.shares_memory(halves, halves.reshape(6, 2))
+assert not kit.shares_memory(turned, turned.reshape(6, 4))
+
+# %% [markdown]
+# Both inputs are non-contiguous; one is viewed, one is copied. So the same line of code shares memory or not, depending on where its input came from. That matters as soon as someone writes:
+
+# %% tags=["claim-T20", "nbval-check-output"]
+def mark_first(grid):
+    grid.reshape(-1)[0] = -1  # does the caller see it?
+
+
+upright, lying = torch.ones(2, 3), torch.ones(3, 2).t()
+mark_first(upright)
+mark_first(lying)
+print("contiguous input:", upright[0, 0].item(), "  transposed input:", lying[0, 0].item())
+assert upright[0, 0] == -1 and lying[0, 0] == 1
+
+# %% [markdown]
+# The function has a side effect on one input and none on the other, and both have the same shape and values. If you mean "without copying", write `view`, and a layout that does not allow it becomes an
+# error at the line that caused it:
+
+# %% tags=["claim-T05", "nbval-check-output"]
+def mark_first_strictly(grid):
+    grid.view(-1)[0] = -1
+
+
+mark_first_strictly(torch.ones(2, 3))
+with raises(RuntimeError):
+    mark_first_strictly(torch.ones(3, 2).t())
+
+# %% [markdown]
+# What does the hidden copy cost? The bytes are exact on any machine, the time is this machine's:
+
+# %% tags=["claim-T04"]
+wide = torch.randn(1000, 1000)
+per_call = {"contiguous": kit.allocated_bytes(lambda: wide.reshape(-1)), "transposed": kit.allocated_bytes(lambda: wide.t().reshape(-1))}
+print("bytes allocated at each call:", per_call)
+assert per_call == {"contiguous": 0, "transposed": 4_000_000}
+ratios = benchmark({"wide.reshape(-1)": lambda: wide.reshape(-1), "wide.t().reshape(-1)": lambda: wide.t().reshape(-1)}, what="time of a call")
+assert ratios["wide.t().reshape(-1)"] > 5
+
+# %% [markdown]
+# The first costs the same for any size, since it makes three facts; the second grows with the tensor. In a loop it allocates anew each time. The cure is to copy once, before the loop, and where
+# possible not at all.
+#
+# One more thing that people take for a copy into order:
+
+# %%
+predict(
+    "`wide.t()` is not contiguous. Is `wide.t().clone()`?",
+    run=lambda: wide.t().clone().is_contiguous(),
+    options={
+        "yes: a fresh copy is laid out in order": lambda contiguous: contiguous is True,
+        "no: clone keeps the strides": lambda contiguous: contiguous is False,
+    },
+)
+
+# %% tags=["claim-T21", "nbval-check-output"]
+print("clone     ", wide.t().clone().stride())
+print("contiguous", wide.t().contiguous().stride())
+print("transposed + zeros", (wide.t() + torch.zeros(1000, 1000)).stride())
+print("zeros + transposed", (torch.zeros(1000, 1000) + wide.t()).stride())
+assert not wide.t().clone().is_contiguous() and wide.t().contiguous().is_contiguous()
+assert (wide.t() + torch.zeros(1000, 1000)).stride() != (torch.zeros(1000, 1000) + wide.t()).stride()
+
+# %% [markdown]
+# `clone` keeps a dense layout as it is; so do element-wise operations, and where operands disagree the first one decides: `a + b` and `b + a` have equal values and different strides. Order is what `contiguous()` is for.
+
+# %% [markdown]
+# ## 5 · The picture, repaired
+#
+# Back to the opening. Both of these give a tensor of shape (3, 28, 28) from the picture's (28, 28, 3):
+#
+# * `reshape` keeps the *order of the numbers along the strip* and cuts it into new rows;
+# * `permute` keeps *which number belongs to which pixel and channel* and renames the dimensions.
+#
+# PyTorch cannot know which was meant, since both are legal.
+
+# %% tags=["claim-T16"]
+scrambled = picture.reshape(3, 28, 28)
+renamed = picture.permute(2, 0, 1)
+assert scrambled.shape == renamed.shape and not torch.equal(scrambled, renamed)
+assert torch.equal(scrambled.flatten(), picture.flatten())  # the strip's order is kept …
+assert torch.equal(renamed[0], picture[:, :, 0])  # … or the meaning is: plane 0 is the red channel
+print("mean of each plane, reshape:", [round(v, 3) for v in scrambled.mean(dim=(1, 2)).tolist()])
+print("mean of each plane, permute:", [round(v, 3) for v in renamed.mean(dim=(1, 2)).tolist()])
+images([scrambled, renamed], ["reshape(3, 28, 28)", "permute(2, 0, 1)"])
+
+# %% [markdown]
+# An orange picture has much red, half as much green and little blue. The planes of the permuted tensor say so; those of the reshaped one do not. A cheap test for a pipeline: tint an image with one known colour and
+# look at the means of the planes.
+
+# %% [markdown]
+# ### Exercise 5 · From photograph to network
+#
+# Bring height × width × channel into channel × height × width, for one picture and for any number of leading batch dimensions, without copying.
+
+# %% tags=["exercise"]
+def hwc_to_chw(image):
+    """A view of `image` (…, H, W, C) with shape (…, C, H, W).
+
+    >>> hwc_to_chw(torch.zeros(8, 32, 40, 3)).shape
+    torch.Size([8, 3, 32, 40])
+    """
+    ...
+
+
+# %%
+check(hwc_to_chw)
+
+# %% [markdown]
+# ## 6 · One number in many places
+#
+# `expand` turns a column of three numbers into a grid of twelve. How many numbers does the grid own?
+
+# %%
+column = torch.tensor([[1.0], [2.0], [3.0]])
+grid = column.expand(3, 4)
+
+predict(
+    "How much memory does `grid` add to `column`?",
+    run=lambda: kit.storage_bytes(column, grid) - kit.storage_bytes(column),
+    options={
+        "none": lambda added: added == 0,
+        "36 bytes: the nine numbers that are missing": lambda added: added == 36,
+        "48 bytes: all twelve": lambda added: added == 48,
+    },
+)
+
+# %% tags=["claim-T07", "nbval-check-output"]
+print("strides", column.stride(), "→", grid.stride())
+assert grid.stride() == (1, 0)
+assert grid.untyped_storage().nbytes() == column.untyped_storage().nbytes() == 12
+assert grid.untyped_storage().data_ptr() == column.untyped_storage().data_ptr()
+
+# %% [markdown]
+# None. The grid has the column's storage and a stride of 0 along its second dimension: one step to the right moves zero places, so four elements are one number.
+#
+# Reading is harmless. Writing is where it gets interesting, because *how* you write decides what happens. Three ways to write into the same grid:
+
+# %% tags=["claim-T08", "nbval-check-output"]
+grid[0, 0] = 99.0
+print("one element written:", grid[0].tolist(), "and the source:", column.flatten().tolist())
+assert grid[0].tolist() == [99.0] * 4 and column[0, 0] == 99.0
+
+with raises(RuntimeError):
+    grid.add_(1)
+with raises(RuntimeError):
+    grid[0] = 5.0
+
+grid.fill_(7.0)
+assert column.flatten().tolist() == [7.0, 7.0, 7.0]
+
+# %% [markdown]
+# The first write went through to the column and showed up in four places. The next two were refused: *more than one element of the written-to tensor refers to a single memory location* means that the
+# result would depend on the order in which the places are visited. The last was let through, since every order of filling ends the same.
+#
+# One rule covers all of them: **PyTorch refuses an in-place operation when it sees that the target overlaps itself and the outcome would depend on order; it does not refuse to let you change what
+# others share.** And it sees only the plain case, a stride of 0. Overlapping windows get through, and each element changes once for every window that it is in:
+
+# %% tags=["claim-T22", "nbval-check-output"]
+signal = torch.zeros(6)
+signal.unfold(0, size=3, step=1).add_(1)
+print(signal.tolist())
+assert signal.tolist() == [1.0, 2.0, 3.0, 3.0, 2.0, 1.0]
+
+# %% [markdown]
+# If you mean to write, own the memory first: `grid = column.expand(3, 4).clone()`.
+
+# %% [markdown]
+# ### Exercise 6 · Own it only when you must
+#
+# Return a tensor that may safely be written in place: `x` itself where no two of its elements share memory, a copy where they do.
+
+# %% tags=["exercise"]
+def writable(x):
+    """`x` where every element has its own memory, otherwise a contiguous copy with the same values.
+
+    >>> x = torch.zeros(3)
+    >>> writable(x) is x
+    True
+    """
+    ...
+
+
+# %%
+check(writable)
+
+# %% [markdown]
+# Among the cases: a transposed tensor owns its elements (copying it is a waste, and the check notices); a stride of 0 along a dimension of size 1 repeats nothing; windows made by `unfold` overlap without any stride being 0.
+
+# %% [markdown]
+# ### Exercise 7 · Windows without a copy
+#
+# `unfold` makes sliding windows along one dimension. Make them yourself with `torch.as_strided`. Mind tensors that are not contiguous and views that do not begin at the start of their storage.
+
+# %% tags=["exercise"]
+def sliding_windows(x, size, step=1):
+    """A view of `x` (…, N) with shape (…, windows, size): every window of `size` elements, `step` apart, that fits whole.
+
+    >>> sliding_windows(torch.arange(5), size=3, step=2)
+    tensor([[0, 1, 2],
+            [2, 3, 4]])
+    """
+    ...
+
+
+# %%
+check(sliding_windows)
+
+# %% [markdown]
+# ### Exercise 8 · A diagonal for every matrix
+#
+# From a batch of square matrices take the diagonals, so that writing into the result writes into the matrices: for instance to add to every diagonal of a covariance.
+
+# %% tags=["exercise"]
+def batch_diagonal(x):
+    """A view of `x` (B, N, N) with shape (B, N): row b holds the diagonal of matrix b.
+
+    >>> batch_diagonal(torch.arange(8).view(2, 2, 2))
+    tensor([[0, 3],
+            [4, 7]])
+    """
+    ...
+
+
+# %%
+check(batch_diagonal)
+
+# %% [markdown]
+# ## 7 · Broadcasting
+#
+# Two tensors of different shape meet in an operation. PyTorch aligns the shapes at the *right*, and expands (stride 0 again) wherever one of them has size 1 or no dimension at all. No bytes are copied for that, and no
+# question is asked. A regression model gives one prediction per sample, shape (N, 1); the targets have shape (N,).
+
+# %%
+prediction = torch.tensor([[1.0], [2.0], [3.0]])
+target = torch.tensor([1.0, 2.0, 3.0])
+
+predict(
+    "Every prediction is exactly right. What is the mean squared error `((prediction - target) ** 2).mean()`?",
+    run=lambda: ((prediction - target) ** 2).mean(),
+    options={
+        "0: they agree": lambda loss: loss == 0,
+        "more than 0": lambda loss: loss > 0,
+        "an error: the shapes differ": lambda loss: isinstance(loss, RuntimeError),
+    },
+)
+
+# %% tags=["claim-T15", "nbval-check-output"]
+difference = prediction - target
+print("shape of the difference:", tuple(difference.shape))
+print("loss of a perfect model:", round((difference**2).mean().item(), 4))
+print("accuracy of a perfect model:", round((prediction == target).float().mean().item(), 4))
+assert difference.shape == (3, 3) and (difference**2).mean() > 1
+
+# %% [markdown]
+# (N, 1) against (N,) is aligned as (N, 1) against (1, N), so every prediction meets every target. The loss is a number, it has a gradient, training goes on, and the model learns to predict
+# the mean. `F.mse_loss` at least warns when the shapes differ; a loss, an accuracy or a mask written by hand does not. The clinic has this one inside a training that "works".
+
+# %% [markdown]
+# ### Exercise 9 · Which shape comes out?
+#
+# Predict the shape before PyTorch does.
+
+# %% tags=["exercise"]
+def broadcast_shape(a, b):
+    """The shape, a tuple, in which shapes `a` and `b` meet; ValueError where they do not.
+
+    >>> broadcast_shape((5, 1), (4,))
+    (5, 4)
+    """
+    ...
+
+
+# %%
+check(broadcast_shape)
+
+# %% [markdown]
+# ## 8 · Where tensors come from
+#
+# Two names that differ in one capital letter. The articles: *`torch.Tensor()` creates an empty float tensor, `torch.tensor()` infers the type.*
+
+# %%
+predict(
+    "What is `torch.Tensor(3)`?",
+    run=lambda: torch.Tensor(3),
+    options={
+        "a scalar with the value 3.0": lambda made: made.dim() == 0,
+        "a tensor with the one element 3.0": lambda made: made.shape == (1,),
+        "three numbers that nobody has set": lambda made: made.shape == (3,),
+    },
+)
+
+# %% tags=["claim-T10", "nbval-check-output"]
+print("torch.Tensor(3)      has shape", tuple(torch.Tensor(3).shape), "and whatever was in that memory")
+print("torch.Tensor([1, 2])", torch.Tensor([1, 2]), torch.Tensor([1, 2]).dtype)
+print("torch.tensor([1, 2])", torch.tensor([1, 2]), torch.tensor([1, 2]).dtype)
+print("torch.tensor(3)     ", torch.tensor(3), torch.tensor(3).dtype)
+assert torch.Tensor(3).shape == (3,) and torch.Tensor([1, 2]).dtype == torch.float32
+assert torch.tensor(3).shape == () and torch.tensor([1, 2]).dtype == torch.int64
+
+# %% [markdown]
+# `torch.Tensor` is the class; its constructor reads numbers as *sizes* and a list as *data*, and always makes the default float type. `torch.tensor` reads everything as data. Use `torch.tensor` for data and `torch.empty` where you
+# mean uninitialised memory.
+#
+# A NumPy array brings one more question: is it converted, or shared?
+
+# %% tags=["claim-T11", "nbval-check-output"]
+array = np.array([1.0, 2.0])
+shared, copied = torch.from_numpy(array), torch.tensor(array)
+
+array[0] = 50.0
+shared[1] = 60.0
+print("array ", array, " from_numpy", shared.tolist(), " tensor", copied.tolist(), " dtype", shared.dtype)
+assert shared.tolist() == array.tolist() == [50.0, 60.0] and copied.tolist() == [1.0, 2.0]
+assert shared.dtype == torch.float64
+
+# %% [markdown]
+# Shared both ways: the array sees the tensor's write and the tensor the array's. And NumPy's default of 64 bits comes along, which a layer with 32-bit weights refuses:
+
+# %% tags=["nbval-check-output"]
+with raises(RuntimeError):
+    torch.nn.Linear(2, 1)(shared)
+
+# %% [markdown]
+# A widely used course teaches that changing the array does *not* change the tensor, with `array = array + 1` as its evidence (mrdbourke/pytorch-deep-learning#926). That line makes a new array and gives it the old name; the shared memory is untouched.
+# `array += 1` would have shown it. `torch.as_tensor` and `.numpy()` share as well; `torch.tensor` and `.clone()` do not.
+#
+# What about indexing? A slice is a view. A *list* of indices cannot be one, since its places need not be evenly spaced. So it copies, and a repeated index is written once, not twice (pytorch/pytorch#60846):
+
+# %% tags=["claim-T23", "nbval-check-output"]
+rows = torch.zeros(3, 2)
+print("rows[0:2] shares:", kit.shares_memory(rows, rows[0:2]), "  rows[[0, 1]] shares:", kit.shares_memory(rows, rows[[0, 1]]))
+assert kit.shares_memory(rows, rows[0:2]) and not kit.shares_memory(rows, rows[[0, 1]])
+
+labels = torch.tensor([2, 2, 2, 0])
+counts = torch.zeros(3)
+counts[labels] += 1
+print("counts[labels] += 1:", counts.tolist(), "  index_add_:", torch.zeros(3).index_add_(0, labels, torch.ones(4)).tolist())
+assert counts.tolist() == [1.0, 0.0, 1.0]
+
+# %% [markdown]
+# `counts[labels] += 1` reads a copy, adds one to it, and writes it back: three of the four samples write the same 1 into place 2. `index_add_`, `scatter_add_` and `bincount` accumulate.
+
+# %% [markdown]
+# ## 9 · Layouts of images
+#
+# A batch of images has shape (N, C, H, W), always. In which order its numbers lie is another matter. In the usual layout a whole red plane comes first; in **channels_last** the three channels of one pixel are neighbours. Same shape,
+# same values, other strides:
+
+# %% tags=["nbval-check-output"]
+planes_first = torch.arange(2 * 3 * 2 * 2).view(2, 3, 2, 2)
+channels_last = planes_first.to(memory_format=torch.channels_last)
+print("usual        ", tuple(planes_first.shape), planes_first.stride())
+print("channels_last", tuple(channels_last.shape), channels_last.stride())
+assert torch.equal(planes_first, channels_last) and not channels_last.is_contiguous()
+assert channels_last.is_contiguous(memory_format=torch.channels_last)
+assert torch.nn.functional.relu(channels_last.float()).stride() == channels_last.stride()
+
+# %% [markdown]
+# `relu`, `conv2d` and their kind keep the layout that they get, so one conversion at the start lasts through a network. And code that says `x.view(N, -1)` on the way to its last linear layer now raises; `flatten(1)` copies.
+#
+# Walk through memory yourself. The explorer draws the path and counts the places jumped over; the button measures what each walk costs on this machine.
+
+# %%
+explore_memory_format()
+
+# %% [markdown]
+# A grey image has one channel. Is it in the usual layout, or in channels_last?
+
+# %% tags=["nbval-check-output"]
+grey = torch.zeros(8, 1, 28, 28)
+odd_strides = torch.empty_strided((3, 1), (1, 999))
+print("usual:", grey.is_contiguous(), "  channels_last:", grey.is_contiguous(memory_format=torch.channels_last))
+print("stride", odd_strides.stride(), "contiguous:", odd_strides.is_contiguous())
+assert grey.is_contiguous() and grey.is_contiguous(memory_format=torch.channels_last) and odd_strides.is_contiguous()
+
+# %% [markdown]
+# Both. A dimension of size 1 is never stepped along, so its stride may be anything. Tests that run with one channel, one head or a batch of one therefore prove nothing about layout; the clinic shows what that costs.
+
+# %% [markdown]
+# ## 10 · Devices
+#
+# A tensor lives on one device. Two that live on different devices do not mix. The **meta** device holds tensors without any data: only shape, dtype and strides. It follows the same rules, so it shows them on a machine without a GPU.
+
+# %% tags=["claim-T12", "nbval-check-output"]
+elsewhere = torch.ones(2, device="meta")
+with raises(RuntimeError):
+    torch.ones(2) + elsewhere
+print("a scalar from the CPU mixes:", (torch.tensor(1.0) + elsewhere).device, (elsewhere * torch.tensor(2.0)).device)
+assert (torch.tensor(1.0) + elsewhere).device.type == "meta"
+
+# %% tags=["cuda", "claim-T12"]
+if lesson.device.type == "cuda":
+    on_gpu = torch.ones(2, device=lesson.device)
+    with raises(RuntimeError):
+        torch.ones(2) + on_gpu
+    assert (torch.tensor(1.0) + on_gpu).device == on_gpu.device
+    print("the same two rules on", lesson.device)
+else:
+    print("no CUDA device here: the two rules above were shown on the meta device")
+
+# %% [markdown]
+# "All tensors must be on one device" has an exception: a *zero-dimensional* CPU tensor is treated as a number and goes anywhere. A tensor of one element with shape (1,) does not.
+#
+# `.to(device)` moves. What does it do when there is nothing to move?
+
+# %%
+here = torch.arange(3.0)
+
+predict(
+    'On the CPU, what is `here.to("cpu")`?',
+    run=lambda: here.to("cpu"),
+    options={
+        "`here` itself": lambda moved: moved is here,
+        "a new tensor that shares its memory": lambda moved: moved is not here and kit.shares_memory(moved, here),
+        "a copy": lambda moved: not kit.shares_memory(moved, here),
+    },
+)
+
+# %% tags=["claim-T13"]
+calls = {
+    'here.to("cpu")': here.to("cpu"),
+    "here.float()": here.float(),
+    "here.contiguous()": here.contiguous(),
+    'here.to("cpu", copy=True)': here.to("cpu", copy=True),
+    "here.double()": here.double(),
+    "here.detach()": here.detach(),
+}
+table(("call", "is `here` itself", "shares its memory"), [(code, str(r is here), str(kit.shares_memory(r, here))) for code, r in calls.items()])
+assert here.to("cpu") is here and here.float() is here and here.contiguous() is here
+assert not kit.shares_memory(here.to("cpu", copy=True), here) and kit.shares_memory(here.detach(), here)
+
+# %% [markdown]
+# `here` itself. So `x = batch.to(device); x.add_(1)` changes the batch on a CPU and leaves it alone on a GPU: a program whose meaning depends on the machine. Where you need your own copy, say `clone()` or `copy=True`.
+#
+# Moving costs time where there is a link to cross. On a machine with CUDA the next cell measures one large transfer against many small ones.
+
+# %% tags=["cuda", "claim-T13"]
+samples = torch.randn(256, 3, 64, 64)
+if lesson.device.type == "cuda":
+
+    def one_by_one():
+        return [sample.to(lesson.device) for sample in samples]
+
+    def at_once():
+        return samples.to(lesson.device)
+
+    benchmark({"whole batch": at_once, "sample by sample": one_by_one}, what="time of the transfer")
+    assert samples.to(lesson.device).device.type == "cuda"
+else:
+    print(f"no CUDA device here: nothing to cross, and .to() of {samples.numel() * 4:,} bytes allocates {kit.allocated_bytes(lambda: samples.to('cpu'))}")
+    assert kit.allocated_bytes(lambda: samples.to("cpu")) == 0
+
+# %% [markdown]
+# `non_blocking=True` lets the CPU go on while the copy runs. From the CPU to the GPU that is only possible from **pinned** memory, which the operating system may not move, and it is safe, because the GPU does its work in order. On the way back it is not:
+# the CPU does not wait, and reads what is not there yet (pytorch/pytorch#127612). On a CPU nothing is ever copied in the background, so the flag changes nothing and the mistake cannot show.
+
+# %% tags=["cuda", "claim-T14"]
+if lesson.device.type == "cuda":
+    page = torch.randn(64, 1024, 1024)
+    pinned = page.pin_memory()
+    benchmark(
+        {
+            "pageable": lambda: page.to(lesson.device),
+            "pageable, non_blocking": lambda: page.to(lesson.device, non_blocking=True),
+            "pinned": lambda: pinned.to(lesson.device),
+            "pinned, non_blocking": lambda: pinned.to(lesson.device, non_blocking=True),
+        },
+        what="time of a copy to the GPU",
+    )
+    ones = torch.ones(1 << 26, device=lesson.device)
+    back = torch.empty(1 << 26, pin_memory=True).zero_()
+    back.copy_(ones * 2, non_blocking=True)
+    early = back[-1].item()  # the copy may or may not have arrived
+    torch.cuda.synchronize()
+    print("last element read at once:", early, "  after synchronize():", back[-1].item())
+    assert back[-1].item() == 2.0
+else:
+    print("non_blocking on a CPU returns the tensor itself:", here.to("cpu", non_blocking=True) is here, "  pinned:", here.is_pinned())
+    assert here.to("cpu", non_blocking=True) is here and not here.is_pinned()
+
+# %% [markdown]
+# One more piece of folklore: *a GPU tensor cannot be printed inside `forward`, call `.cpu()` first.* What refuses is `.numpy()`. Printing copies the values itself (and waits for the GPU, which is why it does not belong into a hot loop).
+
+# %% tags=["claim-T17", "nbval-check-output"]
+print(elsewhere)
+with raises(TypeError):
+    elsewhere.numpy()
+with raises(RuntimeError):
+    elsewhere.sum().item()
+
+# %% tags=["cuda", "claim-T17"]
+if lesson.device.type == "cuda":
+    on_gpu = torch.arange(3.0, device=lesson.device)
+    print(on_gpu)
+    with raises(TypeError):
+        on_gpu.numpy()
+    assert on_gpu.sum().item() == 3.0 and on_gpu.cpu().numpy().sum() == 3.0
+else:
+    print("no CUDA device here: the meta tensor above prints and refuses numpy() alike; it has no values, so item() is refused too")
+
+# %% [markdown]
+# The meta device is good for more than rules. A tensor there takes no memory, so shapes can be tried that no machine holds:
+
+# %% tags=["nbval-check-output"]
+enormous = torch.empty(1_000_000, 1_000_000, device="meta")
+product = enormous @ enormous.t()
+print(tuple(product.shape), product.stride(), f"{product.untyped_storage().nbytes():,} bytes, if it were real")
+assert product.shape == (1_000_000, 1_000_000)
+
+# %% [markdown]
+# ## 11 · The rule of view, derived
+#
+# You have seen all its parts: dimensions merge where strides fit, splitting is always possible, a size of 1 has no say. Put them together.
+
+# %% [markdown]
+# ### Exercise 10 · What view knows
+#
+# Given a tensor's shape and strides and a new shape with as many elements, return the strides of the view, or `None` where `view` refuses. This is the longest exercise of the lesson; there are several hints, and half an hour is well spent on it.
+
+# %% tags=["exercise"]
+def view_strides(shape, strides, new_shape):
+    """Strides with which a tensor of `shape` and `strides` can be viewed as `new_shape`, or None where only a copy could.
+
+    Raises ValueError where the numbers of elements differ.
+
+    >>> view_strides((2, 3, 2), (12, 4, 2), (6, 2))
+    (4, 2)
+    >>> view_strides((3, 2, 4), (4, 12, 1), (6, 4)) is None
+    True
+    """
+    ...
+
+
+# %%
+check(view_strides)
+
+# %% [markdown]
+# The toolkit's version agrees with PyTorch on random strided tensors of every kind, with sizes of 0 and 1 and strides of 0. A few hundred of them now; the course's tests try more than ten thousand:
+
+# %%
+generator = np.random.default_rng(SEED)
+agreed = 0
+for _ in range(300):
+    base = torch.zeros(2, 3, 4, 2)[:, :: int(generator.integers(1, 3))]
+    tensor = base.permute(*generator.permutation(4).tolist())
+    new_shape = tuple(tensor.reshape(-1, int(generator.choice([1, 2, 4]))).shape)
+    try:
+        truth = tensor.view(new_shape).stride()
+    except RuntimeError:
+        truth = None
+    assert kit.view_strides(tuple(tensor.shape), tensor.stride(), new_shape) == truth
+    agreed += 1
+print("agreed on", agreed, "of 300")
+
+# %% [markdown]
+# ## Clinic
+#
+# Six programs that are wrong, each reduced from a failure that someone reported. You see the symptom as its user saw it. Find the cause, repair the function, check it. The first four are silent.
+
+# %% [markdown]
+# ### Clinic 1 · The line that stays flat
+#
+# It learns: the loss falls, then settles. The points lie exactly on y = 3x + 1.
+
+# %% tags=["exercise", "clinic"]
+#@fit_line
+
+
+# %%
+points = torch.linspace(-1, 1, 50)
+print("slope and intercept:", [round(v, 3) for v in fit_line(points, 3 * points + 1)], "  expected 3 and 1")
+check(fit_line)
+
+# %% [markdown]
+# ### Clinic 2 · Images from flat rows
+#
+# A file holds one image per row, its bytes in the order red, green, blue, red, green, blue, …. Shapes and value range are right, and the accuracy is poor.
+
+# %% tags=["exercise", "clinic"]
+#@planes
+
+
+# %%
+flat = (digits.train_images[:4, :, :, None] * orange).round().byte().reshape(4, -1)
+batch = planes(flat, 28, 28)
+print("mean of red, green, blue:", [round(v, 3) for v in batch.mean(dim=(0, 2, 3)).tolist()], "  the pictures are orange")
+images(list(batch[:3]), ["image 0", "image 1", "image 2"])
+check(planes)
+
+# %% [markdown]
+# ### Clinic 3 · Every sentence ends early
+#
+# Sentences of different length are padded to one width. The mask says which positions are real. With one sentence it is right.
+
+# %% tags=["exercise", "clinic"]
+#@padding_mask
+
+
+# %%
+print(padding_mask([2, 4, 3], width=5).int())
+check(padding_mask)
+
+# %% [markdown]
+# ### Clinic 4 · The data that changes overnight
+#
+# Standardised once it is fine. The same array standardised again, or used by a second experiment, is not what it was.
+
+# %% tags=["exercise", "clinic"]
+#@standardise
+
+
+# %%
+measurements = np.array([10.0, 20.0, 30.0], dtype=np.float32)
+print("first call: ", [round(v, 3) for v in standardise(measurements).tolist()])
+print("the array is now", measurements)
+check(standardise)
+
+# %% [markdown]
+# ### Clinic 5 · The slow loop
+#
+# The results are right. It is slow, and a profiler shows that most of the time goes into copying. The check counts the bytes that a call allocates.
+
+# %% tags=["exercise", "clinic"]
+#@projections
+
+
+# %%
+features, directions = torch.randn(200, 300), torch.randn(40, 300)
+print(f"bytes allocated by one call: {kit.allocated_bytes(lambda: projections(features, directions)):,}; the result has {40 * 200 * 4:,}")
+check(projections)
+
+# %% [markdown]
+# ### Clinic 6 · Works with one head
+#
+# Attention gives (batch, heads, tokens, dim); the next layer wants the heads side by side, (batch, tokens, heads × dim). The unit test, with one head, is green. The error message suggests a cure. Take it only if it is one.
+
+# %% tags=["exercise", "clinic"]
+#@merge_heads
+
+
+# %%
+try:
+    for heads in (1, 2):
+        print(heads, "head(s):", tuple(merge_heads(torch.randn(4, heads, 5, 8)).shape))
+except RuntimeError as error:
+    print(heads, "heads:", error)
+check(merge_heads)
+
+# %% [markdown]
+# ## What you take with you
+#
+# **Your toolkit**, in `course_utils.toolkit.tensors`: `element_offset`, `contiguous_strides`, `view_strides`, `shares_storage`, `shares_memory`, `storage_bytes`, `allocated_bytes`, `writable`, `sliding_windows`, `batch_diagonal`, `broadcast_shape`, `hwc_to_chw`, `merge_heads`, and one that puts it all on a few lines:
+
+# %% tags=["nbval-check-output"]
+print(kit.describe(torch.arange(24.0).view(2, 3, 4)[:, 1:].transpose(1, 2)))
+
+# %% [markdown]
+# | symptom | cause | test | cure |
+# | --- | --- | --- | --- |
+# | shapes right, images or heads scrambled | `reshape` or `view` where dimensions had to be renamed | one known colour or constant per channel, look at each plane | `permute` / `transpose`, then `reshape` |
+# | loss settles at the variance of the targets | (N, 1) meets (N,) | `assert prediction.shape == target.shape` | `squeeze(1)` or `unsqueeze(1)` |
+# | a write changes other rows | `expand`, stride 0 | `0 in x.stride()` | `clone()` before writing |
+# | the data set changes while it is used | `from_numpy`, `.to()` or a view, and an in-place operation | `shares_memory(before, after)` | out-of-place operation, or `clone()` |
+# | `view size is not compatible` | strides that do not merge | `view_strides(...)` | `reshape` if a copy is meant; else find who transposed |
+# | a loop that copies | `contiguous()` or `reshape` of a transposed tensor inside it | `allocated_bytes(...)` | once before the loop, or an operation that takes strides |
+# | a small slice keeps much memory or makes a large file | views keep the whole storage | `storage_bytes(x)` against `x.nbytes` | `clone()` |
+# | a histogram that is too small | repeated indices in `x[i] += 1` | compare with `bincount` | `index_add_`, `bincount` |
+#
+# **What the articles say, and what you have seen**
+#
+# | claim | verdict |
+# | --- | --- |
+# | a tensor is a storage plus shape, stride and offset (T01); contiguous (4, 6) has stride (6, 1) (T06); strides explain what is free (T09) | holds |
+# | `view()` needs a contiguous tensor (T02) | it needs strides that merge |
+# | `reshape()` of a non-contiguous tensor copies (T03) | only where no view exists |
+# | `reshape` in a loop allocates each time (T04) | for a layout that no view fits: yes, all bytes, at each call |
+# | prefer `view()`, so that a hidden copy becomes an error (T05) | holds |
+# | `expand()` copies nothing (T07) | holds |
+# | writing into an expanded tensor fails or misbehaves (T08) | it writes through, raises or passes, by one rule |
+# | `torch.Tensor()` is an empty float tensor (T10) | of a list it has data; of a number it has that many unset elements |
+# | `from_numpy` converts (T11) | it shares, and keeps float64 |
+# | mixing devices raises (T12) | not for a zero-dimensional CPU tensor |
+# | `.to(device)` copies (T13) | or returns the tensor itself |
+# | `pin_memory` with `non_blocking` overlaps copy and compute (T14) | both are needed, and reading too early on the way back is wrong |
+# | broadcasting must be understood (T15) | holds: it asks nothing |
+# | NCHW needs `permute` or `reshape` (T16) | `permute`; `reshape` scrambles |
+# | a GPU tensor must go to the CPU to be printed (T17) | no; `.numpy()` needs it |
+# | *beyond the articles:* `flip` copies (T18); a slice saves its whole storage (T19); `reshape` writes through or not (T20); `clone` keeps strides and the first operand decides (T21); overlapping windows slip past the guard (T22); `x[i] += 1` counts repeated indices once (T23) | seen |
+#
+# For more: [Tensor views](https://pytorch.org/docs/stable/tensor_view.html) lists every view operation; [Broadcasting semantics](https://pytorch.org/docs/stable/notes/broadcasting.html) has the rule in full;
+# [A guide on good usage of non_blocking and pin_memory](https://pytorch.org/tutorials/intermediate/pinmem_nonblock.html) measures what section 10 could only tell.
+#
+# Next: lesson 02, what autograd keeps of all this, and when it lets go.
