@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from course_utils.engine.runs import kernel_environment
+from course_utils.engine.processes import kernel_environment
 
 _folder = tempfile.TemporaryDirectory(prefix="course-", ignore_cleanup_errors=True)
 os.environ.update(kernel_environment(_folder.name, strict=True), COURSE_STRICT="")

@@ -52,18 +52,42 @@ def notebook(path, *sources):
 class Repository:
     def __init__(self, root, lock=LOCK, ranges=RANGES):
         self.root, self.venv, self.links = root / "repo", root / "repo" / ".venv", root / "wheels"
+        self.log, self.work = self.venv / "setup.log", self.root / "work"
         shutil.copytree(ROOT / "course_utils", self.root / "course_utils", ignore=shutil.ignore_patterns("__pycache__"))
         (self.root / "requirements.lock").write_text(lock)
         (self.root / "requirements.txt").write_text(ranges)
-        # a command that says where it runs, in place of the real one, which needs the real packages
-        (self.root / "course_utils" / "engine" / "progress.py").write_text(
-            "import sys, course_probe, torch\n"
-            "def report(json): print('ran in', sys.prefix, torch.__version__, course_probe.__version__); return 0\n"
-        )
+
+    def copy(self, root):
+        """The same in another folder, .venv included."""
+        shutil.copytree(self.root.parent, root, symlinks=True, dirs_exist_ok=True)
+        twin = object.__new__(Repository)
+        twin.__dict__ = {name: root / path.relative_to(self.root.parent) for name, path in self.__dict__.items()}
+        return twin
+
+    def with_wheels(self):
+        """Packages to set up from, and commands that tell where they run in place of those that need the real ones."""
         for name in ("torch", "torchvision"):
             wheel(self.links, name, "99.1")
         for version in ("1.0", "2.0"):
             wheel(self.links, "course-probe", version)
+        engine = self.root / "course_utils" / "engine"
+        (engine / "progress.py").write_text(
+            "import sys, course_probe, torch\n"
+            "def report(json): print('ran in', sys.prefix, torch.__version__, course_probe.__version__)\n"
+        )
+        (engine / "lab.py").write_text(
+            "from course_utils.engine.progress import report\n"
+            "def lab(browser, port): report(json=False)\n"
+        )
+        return self
+
+    def with_lessons(self, *lessons):
+        for lesson in lessons:
+            notebook(self.root / "notebooks" / f"{lesson}.ipynb", "1 + 1", "# answer here")
+            source = self.root / "notebooks" / "src" / f"{lesson}.py"
+            source.parent.mkdir(exist_ok=True)
+            source.write_text("# %%\n1 + 1\n")
+        return self
 
     def environment(self, **changes):
         ours = ("PIP_", "COURSE_", "PYTHONPATH")

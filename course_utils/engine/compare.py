@@ -2,13 +2,18 @@
 import math
 import numbers
 import reprlib
+import types
 
 import numpy as np
 import torch
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 160
+_SHORT.maxlevel = 4
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 12
+_NAMES = {"ndarray": "numpy array", "Size": "torch.Size", "type": "class", "builtin_function_or_method": "function", "method": "function"}
+# what has a value of its own; of anything else (a module, a function given as an argument) the type is compared
+_VALUES = (str, bytes, set, frozenset, range, slice, type, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 
 
 def difference(expected, got, tolerance=0.0, strides=False):
@@ -21,29 +26,29 @@ def difference(expected, got, tolerance=0.0, strides=False):
         return _tensor_difference(torch.from_numpy(expected.copy()), torch.from_numpy(got.copy()), tolerance, False)
     if isinstance(expected, (tuple, list)):
         return _sequence_difference(expected, got, tolerance, strides)
+    if isinstance(expected, dict):
+        return _dict_difference(expected, got, tolerance, strides)
     if isinstance(expected, (bool, np.bool_)):
         fits, value = isinstance(got, (bool, np.bool_)), bool
     elif isinstance(expected, numbers.Integral):
         fits, value = isinstance(got, numbers.Integral) and not isinstance(got, bool), int
     elif isinstance(expected, numbers.Real):
         fits, value = isinstance(got, numbers.Real) and not isinstance(got, bool), float
-    elif expected is None or isinstance(expected, (str, dict)):
-        fits, value = type(got) is type(expected), (lambda x: x)
     else:
-        return None  # a thing that has no values to compare, such as a function given as an argument
+        fits, value = type(got) is type(expected), (lambda x: x if isinstance(x, _VALUES) else None)
     if not fits:
         return f"{kind(got)} came where {kind(expected)} was expected" + _cure(expected, got)
     wanted, came = value(expected), value(got)
     if wanted == came or (isinstance(wanted, float) and math.isnan(wanted) and math.isnan(came)):
         return None
-    if tolerance and isinstance(wanted, float) and abs(wanted - came) <= tolerance * (1 + abs(wanted)):
+    if tolerance and isinstance(wanted, float) and math.isclose(wanted, came, rel_tol=tolerance, abs_tol=tolerance):
         return None
     return "the value differs"
 
 
 def _tensor_difference(expected, got, tolerance, strides):
     if not isinstance(got, torch.Tensor):
-        return f"{kind(got)} came where a tensor was expected"
+        return f"{kind(got)} came where a tensor was expected" + _cure(expected, got)
     if got.layout != expected.layout:
         return f"the layout is {got.layout}, expected {expected.layout}"
     if got.device.type != expected.device.type:
@@ -52,10 +57,12 @@ def _tensor_difference(expected, got, tolerance, strides):
         return _shape_difference(expected, got, tolerance)
     if got.dtype != expected.dtype:
         return f"the dtype is {got.dtype}, expected {expected.dtype}"
-    if strides and got.stride() != expected.stride():
+    if strides and got.layout == torch.strided and got.stride() != expected.stride():
         return f"the strides are {got.stride()}, expected {expected.stride()}"
     if got.device.type == "meta":
         return None
+    if got.layout != torch.strided or got.is_quantized:
+        expected, got = (t.dequantize() if t.is_quantized else t.to_dense() for t in (expected, got))
     close = _close(expected, got, tolerance)
     if close.all():
         return None
@@ -63,8 +70,13 @@ def _tensor_difference(expected, got, tolerance, strides):
     at = f"[{', '.join(map(str, where))}]" if where else "its only element"
     return (
         f"{int((~close).sum())} of {close.numel()} elements differ; the first is {at}: "
-        f"{got[tuple(where)].item()} came, {expected[tuple(where)].item()} was expected"
+        f"{_shortest(got[tuple(where)])} came, {_shortest(expected[tuple(where)])} was expected"
     )
+
+
+def _shortest(element):
+    """The fewest digits that tell this number from its neighbours: 0.1, where .item() of a float32 gives 0.10000000149011612."""
+    return str(element.item() if element.dtype == torch.bfloat16 else element.detach().cpu().resolve_conj().numpy())
 
 
 def _shape_difference(expected, got, tolerance):
@@ -74,16 +86,19 @@ def _shape_difference(expected, got, tolerance):
     except RuntimeError:
         fits = False
     if fits and got.numel():
-        said += "; the values fit only by broadcasting, which repeats elements without a word and hides such errors until a loss is wrong"
+        said += "; the values fit only by broadcasting, which repeats elements without a word and hides such an error until a loss is wrong"
+    elif got.numel() and got.numel() == expected.numel() and bool(_close(expected.flatten(), got.flatten(), tolerance).all()):
+        said += "; the values and their order are right"
     return said
 
 
 def _close(expected, got, tolerance):
     expected, got = expected.detach(), got.detach()
-    if tolerance and got.is_floating_point():
+    if not (got.is_floating_point() or got.is_complex()):
+        return got == expected
+    if tolerance:
         return torch.isclose(got, expected.to(got.dtype), rtol=tolerance, atol=tolerance, equal_nan=True)
-    same = got == expected
-    return same | (got.isnan() & expected.isnan()) if got.is_floating_point() and expected.is_floating_point() else same
+    return (got == expected) | (got.isnan() & expected.isnan())
 
 
 def _sequence_difference(expected, got, tolerance, strides):
@@ -99,11 +114,29 @@ def _sequence_difference(expected, got, tolerance, strides):
     return None
 
 
+def _dict_difference(expected, got, tolerance, strides):
+    if type(got) is not type(expected):
+        return f"{kind(got)} came where {kind(expected)} was expected" + _cure(expected, got)
+    if list(got) != list(expected) and set(got) != set(expected):
+        return f"its keys are {brief(list(got))}, expected {brief(list(expected))}"
+    for key in expected:
+        said = difference(expected[key], got[key], tolerance, strides)
+        if said:
+            return f"under {brief(key)}: {said}"
+    return None
+
+
 def _cure(expected, got):
-    if isinstance(got, torch.Tensor) and got.dim() == 0 and isinstance(expected, (bool, int, float)):
+    if isinstance(got, torch.Tensor) and got.numel() == 1 and isinstance(expected, (bool, int, float)):
         return "; .item() takes the number out of a tensor of one element"
-    if isinstance(got, list) and isinstance(expected, tuple):
-        return "; tuple(...) makes one of it"
+    if isinstance(got, (list, tuple)) and isinstance(expected, (list, tuple)):
+        return f"; {'tuple' if isinstance(expected, tuple) else 'list'}(...) makes one of it"
+    if isinstance(got, types.GeneratorType):
+        return "; a function with yield in it gives a generator, whatever it returns"
+    if isinstance(got, types.CoroutineType):
+        return "; calling an async def gives a coroutine: write def"
+    if callable(got):
+        return "; is a pair of parentheses missing after its name?"
     return ""
 
 
@@ -113,12 +146,14 @@ def kind(value):
         return "None"
     if isinstance(value, torch.Tensor):
         return "a tensor of 0 dimensions" if value.dim() == 0 else "a tensor"
-    name = "numpy array" if isinstance(value, np.ndarray) else type(value).__name__
-    return ("an " if name[:1] in "aeiou" else "a ") + name
+    name = _NAMES.get(type(value).__name__, type(value).__name__)
+    return ("an " if name[:1].lower() in "aeiou" else "a ") + name
 
 
-def brief(value):
+def brief(value, depth=0):
     """A value on a line or two, whatever it is: small tensors whole, large ones by what describes them. Never raises."""
+    if depth > 3:
+        return "…"
     try:
         if isinstance(value, torch.Tensor):
             return _brief_tensor(value)
@@ -128,11 +163,11 @@ def brief(value):
             return repr(tuple(value))
         if isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value[:12]):
             left, right = "[]" if isinstance(value, list) else "()"
-            inside = ", ".join(brief(v) for v in value[:4]) + (", …" if len(value) > 4 else "")
+            inside = ", ".join(brief(v, depth + 1) for v in value[:4]) + (", …" if len(value) > 4 else "")
             return left + inside + right
         return _SHORT.repr(value)
     except BaseException as error:  # a learner's own __repr__ may do anything
-        return f"<a {type(value).__name__} whose repr raises {type(error).__name__}>"
+        return f"<{kind(value)} whose repr raises {type(error).__name__}>"
 
 
 def _brief_tensor(value):
@@ -152,4 +187,4 @@ def _brief_tensor(value):
 def _rounded(nested):
     if isinstance(nested, list):
         return "[" + ", ".join(map(_rounded, nested)) + "]"
-    return f"{nested:.6g}" if isinstance(nested, float) else repr(nested)
+    return f"{nested:.6g}" if isinstance(nested, (float, complex)) else repr(nested)

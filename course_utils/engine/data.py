@@ -1,6 +1,7 @@
 """load: the course's data as tensors, with a stratified, seeded split."""
 import dataclasses
 import hashlib
+import http.client
 import pathlib
 
 import numpy as np
@@ -55,9 +56,10 @@ def _torchvision(name):
     folder = platformdirs.user_cache_dir("pytorch-measured")
     try:
         parts = [source(folder, train=train, download=True) for train in (True, False)]
-    except (OSError, RuntimeError) as error:  # urllib's errors are OSErrors; torchvision raises RuntimeError when every mirror failed
+    except (OSError, RuntimeError, http.client.HTTPException) as error:
+        # urllib's errors are OSErrors; torchvision raises RuntimeError when every mirror failed or the file is not the expected one
         raise ConnectionError(
-            f"{name} is fetched from the network at first use, and that failed ({type(error).__name__}: {str(error).splitlines()[0]}). "
+            f"{name} is fetched from the network at first use, and that failed ({type(error).__name__}: {str(error)[:200]}). "
             'No lesson needs it: load("digits") works without a network.'
         ) from None
     images = [torch.as_tensor(part.data) for part in parts]

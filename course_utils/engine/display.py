@@ -59,6 +59,8 @@ def show(text, html=None, svg=None, widget=None):
         shell = get_ipython()
     except ImportError:
         shell = None
+    # half of a surrogate pair, as a learner may print it, can be neither printed nor sent
+    text, html, svg = (form if form is None else form.encode("utf-8", "replace").decode() for form in (text, html, svg))
     if shell is None:
         print(text)
         return
@@ -120,7 +122,7 @@ def table(headers, rows):
     def html_line(line, tag):
         return "<tr>" + "".join(
             f'<{tag} style="text-align:{"right" if n else "left"};padding:3px 12px 3px 0;border-bottom:1px solid {LINE};vertical-align:top;'
-            f'background:transparent;{f"font-family:{MONO};" if n else ""}">{escape(c)}</{tag}>'
+            f'background:transparent;{f"font-family:{MONO};" if n else ""}">{inline(c)}</{tag}>'
             for c, n in zip(line, numeric)
         ) + "</tr>"
 
@@ -134,7 +136,7 @@ def bars(rows, unit, label="bar chart"):
     top = max([value for _, value, _ in rows] + [1e-12])
     left = min(360, 14 + max(7.3 * len(name) for name, _, _ in rows))
     span = 900 - left - 190
-    body = [f'<text class="faint" x="{left}" y="14">{escape(unit)}</text>']
+    body = [f'<text class="faint" x="0" y="14">{escape(unit)}</text>']
     for i, (name, value, role) in enumerate(rows):
         y = 24 + 30 * i
         body.append(
@@ -147,7 +149,7 @@ def bars(rows, unit, label="bar chart"):
     show(text, svg=svg_document(900, 30 + 30 * len(rows), "".join(body), text))
 
 
-def images(tensors, titles, scale=4):
+def images(tensors, titles, scale=7):
     """Pictures in a row: tensors (H, W), (H, W, 3) or (3, H, W) with values from 0 to 1, or uint8, each with a title under it."""
     body, x, tallest = [], 0, 0
     for tensor, title in zip(tensors, titles):

@@ -113,8 +113,8 @@ def check(function):
     """
     try:
         exercise, function = _find(function)
-    except Exception as error:  # LookupError; or whatever an object does that is asked for its name
-        report, exercise = Report(Outcome.WRONG, _message(error)), None
+    except LookupError as error:
+        report, exercise = Report(Outcome.WRONG, str(error)), None
     else:
         report = examine(exercise, function)
         progress_file.record_exercise(exercise.lesson, exercise.name, report.outcome.value)
@@ -166,12 +166,15 @@ def source_of(exercise):
 
 def _find(thing):
     """(exercise, function) for a function, or for the name under which the notebook holds it. LookupError says what is wrong."""
-    names = _notebook_names()
+    names = getattr(_shell(), "user_ns", {})
     if isinstance(thing, str):
         if thing not in registry():
             raise LookupError(f"There is no exercise called {brief(thing)}.")
         return registry()[thing], names.get(thing)
-    name = getattr(thing, "__name__", None)
+    try:
+        name = getattr(thing, "__name__", None)
+    except Exception:  # a learner's own __getattr__ may do anything
+        name = None
     if isinstance(name, str) and name in registry():
         return registry()[name], thing
     bound = [n for n in registry() if n in names and names[n] is thing]  # a lambda, a partial, an imported function
@@ -181,12 +184,8 @@ def _find(thing):
     raise LookupError(f"This takes the function of an exercise, as in check({next(iter(registry()))}); it was given {given}.")
 
 
-def _notebook_names():
-    if "IPython" in sys.modules:
-        shell = sys.modules["IPython"].get_ipython()
-        if shell is not None:
-            return shell.user_ns
-    return {}
+def _shell():
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
 # ── the judgement ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -227,7 +226,7 @@ def _judge(exercise, function, case, which):
     if misfit:
         return Report(Outcome.WRONG, f"{exercise.name}: wrong arguments", (("code", inputs), ("text", misfit)))
     wanted = _run(exercise.solution, wanted_args, 60.0)
-    if wanted.error is not None and not (case.raises and isinstance(wanted.error, case.raises)):
+    if not isinstance(wanted.error, case.raises or type(None)):
         return Report(Outcome.WRONG, f"{exercise.name}: the course cannot judge this here",
                       (("code", inputs), ("text", "Its own solution fails on this machine, and nothing is wrong with yours on that account."),
                        ("code", _learner_traceback(wanted.error))))
@@ -319,7 +318,7 @@ def _run(function, args, limit, watch=None):
 
     before = [get() for get, _ in _SETTINGS]
     try:
-        with _seeded(), contextlib.redirect_stdout(printed):
+        with _seeded(), _without_exit(), contextlib.redirect_stdout(printed):
             call.complaint = _limited(limit, run_once if watch is None else lambda: watch(run_once))
     except BaseException as error:  # also SystemExit and the like: a learner's exit() must not end the kernel
         call.error, call.result = error, None
@@ -338,6 +337,19 @@ def _seeded():
     with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
         torch.manual_seed(0)
         yield
+
+
+@contextlib.contextmanager
+def _without_exit():
+    """In a notebook exit() does not raise SystemExit but has the kernel end soon after: let it raise."""
+    shell = _shell()
+    if shell is not None:
+        shell.ask_exit = sys.exit
+    try:
+        yield
+    finally:
+        if shell is not None:
+            del shell.ask_exit
 
 
 class _Printed(io.TextIOBase):

@@ -1,8 +1,9 @@
 """The command `grade`: a folder of submissions, each run and judged in a process of its own, with limits of time and memory.
 
-The judgement is `examine`, on the functions that the notebook's cells define: a removed check cell or an edited progress file changes nothing.
-The limits are for accidents. A submission is a program that runs as you, in a process that also holds the checks: whoever wants to
-attack your machine or forge a grade from inside can. Where you cannot trust the authors, run the command in a container without a network.
+The judgement is `examine`, on the functions that the notebook's cells define: a removed check cell or a forged progress
+file changes nothing. The limits are against accidents. A submission is a program that runs with your rights, in a process
+that holds the checks too: one written to attack the machine or to forge its grade from inside can do so. Where you do not
+trust the authors, run the command in a container without a network.
 """
 import csv
 import json
@@ -14,55 +15,53 @@ import sys
 import tempfile
 
 from course_utils.engine import processes
+from course_utils.engine.exercises import TimeLimit, _limited, examine, registry
 from course_utils.engine.progress import REPO
-from course_utils.engine.runs import kernel_environment
 
 TIME_LIMIT = 300  # seconds for a submission
-CELL_LIMIT = 60  # seconds for a cell, where signals exist (not on Windows)
-MEMORY_LIMIT = 2_000_000_000  # bytes beyond what torch takes; see _limit_memory
+CELL_LIMIT = 60  # seconds for one of its cells, where there are signals (not on Windows)
+MEMORY_LIMIT = 2 * 10**9  # bytes beyond what torch takes by itself
 TABLE = REPO / "build" / "grades.csv"
 
 
 def grade(folder, as_json=False):
-    """The command: prints a table (or JSON), writes build/grades.csv, returns the exit status."""
+    """The command: prints a table or JSON, writes build/grades.csv, returns the exit status."""
     root = pathlib.Path(folder)
-    found = submissions(root) if root.is_dir() else []
-    if not found:
-        why = "holds no notebook and no folder of a student" if root.is_dir() else "is not a folder"
-        print(f"grade: {folder} {why}", file=sys.stderr)
+    if not root.is_dir() or not submissions(root):
+        print(f"grade: {folder} {'holds no submission' if root.is_dir() else 'is not a folder'}", file=sys.stderr)
         return 2
     rows = []
-    for number, (name, path) in enumerate(found, 1):
-        print(f"[{number}/{len(found)}] {name}", file=sys.stderr, flush=True)
-        rows.append(_grade_one(name, path))
-    TABLE.parent.mkdir(exist_ok=True)
+    for number, (name, path) in enumerate(submissions(root), 1):
+        print(f"[{number}/{len(submissions(root))}] {name}", file=sys.stderr, flush=True)
+        rows.append({"submission": name, **_grade_one(path)})
     table = [("submission", "lesson", "solved", "total", "first problem")]
     table += [(r["submission"], r["lesson"] or "", r["solved"], r["total"], r["problem"] or "") for r in rows]
+    TABLE.parent.mkdir(exist_ok=True)
     with open(TABLE, "w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(table)
     if as_json:
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        print(json.dumps(rows, indent=1))
     else:
-        widths = [max(len(str(row[i])) for row in table) for i in range(4)]
+        widths = [max(len(str(row[i])) for row in table) for i in range(4)] + [0]
         for row in table:
-            print("  ".join(str(c).ljust(w) for c, w in zip(row, [*widths, 0])).rstrip())
-    return 0 if all(r["graded"] for r in rows) else 1
+            print("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths)).rstrip())
+    return 0 if all(row["graded"] for row in rows) else 1
 
 
 def submissions(root):
     """(name, path) of each notebook in the folder and in the students' folders; path is None for a folder without any."""
     found = []
     for entry in sorted(root.iterdir()):
-        if entry.suffix == ".ipynb" and not entry.is_dir():
-            found.append((entry.stem, entry))
-        elif entry.is_dir() and not entry.name.startswith("."):
+        if entry.is_dir() and not entry.name.startswith("."):
             inside = sorted(p for p in entry.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
             found += [(p.relative_to(root).with_suffix("").as_posix(), p) for p in inside] or [(entry.name, None)]
+        elif entry.suffix == ".ipynb":
+            found.append((entry.stem, entry))
     return found
 
 
-def _grade_one(name, path):
-    row = {"submission": name, "lesson": None, "graded": False, "solved": 0, "total": 0, "problem": None, "exercises": {}}
+def _grade_one(path):
+    row = {"lesson": None, "graded": False, "solved": 0, "total": 0, "problem": None, "cell": None, "exercises": {}}
     if path is None:
         return {**row, "problem": "the folder holds no notebook"}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
@@ -74,17 +73,15 @@ def _grade_one(name, path):
             return {**row, "problem": f"cannot be read: {error.strerror}"}
         ended = processes.run(
             [sys.executable, "-m", "course_utils.engine.grading", str(copy), str(result)],
-            {**kernel_environment(scratch, strict=False), "COURSE_STRICT": "", "DEVICE": "cpu"}, cwd=copy.parent,
+            {**processes.kernel_environment(scratch, strict=False), "DEVICE": "cpu"}, cwd=copy.parent,
             seconds=TIME_LIMIT, memory=2 * MEMORY_LIMIT, on_line=lambda line: None,
         )
-        with_result = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {}
-    row.update(with_result)
+        if result.is_file():
+            row.update(json.loads(result.read_text(encoding="utf-8")))
     if not row["graded"] and not row["problem"]:
-        where = f" in cell {row['cell']}" if row.get("cell") else ""
-        row["problem"] = {
-            "time": f"stopped{where} after {TIME_LIMIT} s", "memory": f"stopped{where}: it took more than {2 * MEMORY_LIMIT / 1e9:.0f} GB",
-        }.get(ended.stopped, f"ended itself{where} with status {ended.status}")
-    row.pop("cell", None)
+        what = {"time": f"stopped after {TIME_LIMIT} s", "memory": "stopped for the memory that it took"}.get(
+            ended.stopped, f"ended itself with status {ended.status}")
+        row["problem"] = what + (f" in cell {row['cell']}" if row["cell"] else "")
     row["total"] = len(row["exercises"])
     row["solved"] = sum(e["outcome"] == "right" for e in row["exercises"].values())
     return row
@@ -94,85 +91,82 @@ def _grade_one(name, path):
 
 
 def judge(path, result):
-    """Run the notebook's code cells in order, whatever they raise, and judge what they define; keep the result as it grows."""
-    import nbformat
-
-    from course_utils.engine.exercises import registry
-
+    """Run the code cells in order, whatever they raise, and judge what they define. The result is kept as it grows."""
     state = {"graded": False, "lesson": None, "problem": None, "cell": None, "exercises": {}}
+
+    def save(**changes):
+        state.update(changes)
+        pathlib.Path(f"{result}.part").write_text(json.dumps(state), encoding="utf-8")
+        os.replace(f"{result}.part", result)
+
     try:
-        cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
-    except Exception as error:
-        return _save(result, state, problem=f"is no readable notebook ({type(error).__name__})")
-    lesson = lesson_of([c.source for c in cells], path)
+        cells = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))["cells"]
+        sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    except (ValueError, LookupError, TypeError):
+        return save(problem="is not a readable notebook")
+    lesson = lesson_of(sources, path)
     exercises = [e for e in registry().values() if e.lesson == lesson]
     if not exercises:
-        return _save(result, state, problem="is no lesson of this course with exercises: no cell calls start(…) with the name of one")
+        return save(problem="is not a lesson with exercises: no cell calls start(…) with the name of one")
     outcomes = {e.name: {"outcome": "not attempted", "says": f"{e.name}: no cell defines it"} for e in exercises}
-    _save(result, state, lesson=lesson, exercises=outcomes)
+    save(lesson=lesson, exercises=outcomes)
     _limit_memory()
-    raised = _run_cells(cells, exercises, outcomes, lambda number: _save(result, state, cell=number))
-    open_ones = [o["says"] for o in outcomes.values() if o["outcome"] != "right"]
-    _save(result, state, graded=True, problem=(open_ones + raised + [None])[0])
-
-
-def _save(result, state, **changes):
-    state.update(changes)
-    aside = pathlib.Path(f"{result}.part")
-    aside.write_text(json.dumps(state), encoding="utf-8")
-    os.replace(aside, result)
+    raised = _run_cells(sources, exercises, outcomes, save)
+    problems = [e["says"] for e in outcomes.values() if e["outcome"] != "right"] + raised
+    return save(graded=True, cell=None, problem=problems[0] if problems else None)
 
 
 def lesson_of(sources, path):
-    """The lesson that the notebook starts, or whose name its file has."""
-    from course_utils.engine.exercises import registry
-
+    """The lesson that the notebook starts, or else the one in its file's name."""
     started = re.search(r"^[^#\n]*\bstart\(\s*[\"'](\w+)[\"']", "\n".join(sources), re.M)
-    if started:
-        return started[1]
-    return next((e.lesson for e in registry().values() if e.lesson in pathlib.Path(path).stem), None)
+    named = [e.lesson for e in registry().values() if e.lesson in pathlib.Path(path).stem]
+    return started[1] if started else named[0] if named else None
 
 
-def _run_cells(cells, exercises, outcomes, note):
-    """Judge each function as soon as a cell has defined it, and what is not right once more at the end: a helper may come later, and
-    a later cell may spoil what was right. Returns what raised."""
+def _run_cells(sources, exercises, outcomes, save):
+    """Judge each function once a cell has defined it, and again at the end what is not right: a helper may come later, and
+    a later cell may spoil what was right. Returns what cells raised."""
     from IPython.core.interactiveshell import InteractiveShell
 
-    from course_utils.engine.exercises import TimeLimit, _time_limit, examine
-
     shell = InteractiveShell.instance()
+    shell.ask_exit = sys.exit  # what exit() calls: it ends its cell only
     raised, seen = [], {}
 
-    def look(again=False):
+    def look(anew=False):
         for exercise in exercises:
-            function = shell.user_ns.get(exercise.name)
-            if function is None or outcomes[exercise.name]["outcome"] == "right" or (seen.get(exercise.name) is function and not again):
+            name = exercise.name
+            function = shell.user_ns.get(name)
+            if function is None or outcomes[name]["outcome"] == "right" or (seen.get(name) is function and not anew):
                 continue
-            seen[exercise.name] = function
+            seen[name] = function
             report = examine(exercise, function)
-            outcomes[exercise.name] = {"outcome": report.outcome.value, "says": report.title}
+            outcomes[name] = {"outcome": report.outcome.value, "says": report.title}
 
-    for number, cell in enumerate(cells, 1):
-        note(number)
-        with _time_limit(CELL_LIMIT):
-            outcome = shell.run_cell(cell.source, store_history=True)
-        error = outcome.error_before_exec or outcome.error_in_exec
+    for number, source in enumerate(sources, 1):
+        save(cell=number)
+        error = _run_cell(shell, source)
         if isinstance(error, TimeLimit):
             raised.append(f"cell {number} did not end within {CELL_LIMIT} s")
         elif error is not None:
             raised.append(f"cell {number} raised {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
         look()
-    look(again=True)
+    look(anew=True)
     return raised
 
 
+def _run_cell(shell, source):
+    try:
+        ran = _limited(CELL_LIMIT, lambda: shell.run_cell(source, store_history=True))
+    except TimeLimit as error:  # it struck in IPython's own code, around the cell
+        return error
+    return ran.error_before_exec or ran.error_in_exec
+
+
 def _limit_memory():
-    """On Linux an allocation beyond the limit raises in the cell that asks for it, and the rest is still judged. Elsewhere, and for
-    what a submission starts in other processes, the teacher's process watches and stops the whole."""
+    """On Linux an allocation beyond the limit raises in the cell that asks for it, and the rest is still judged. Elsewhere,
+    and for processes that a submission starts, the teacher's process watches twice the limit and stops the whole."""
     if sys.platform == "linux":
         import resource
-
-        import torch  # noqa: F401  (its libraries are no part of what is limited)
 
         used = int(re.search(r"VmData:\s*(\d+) kB", pathlib.Path("/proc/self/status").read_text())[1]) * 1024
         resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY_LIMIT, used + MEMORY_LIMIT))

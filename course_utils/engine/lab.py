@@ -186,8 +186,6 @@ def serve(work, port, token, browser):
         "IdentityProvider.token": token,
         "LabApp.default_url": f"/lab/tree/{FIRST}",
         "LabApp.workspaces_dir": work / ".jupyter" / "workspaces",  # open tabs, apart from those of the user's own work
-        "LabApp.news_url": None,
-        "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
     }
     server = LabApp.initialize_server([f"--{name}={value}" for name, value in settings.items()])
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # Ctrl-C, kill, a closed terminal: end the kernels, then the server

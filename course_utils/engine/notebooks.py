@@ -12,7 +12,7 @@ import tempfile
 import jupytext
 import nbformat
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, CellTimeoutError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 from course_utils.engine.progress import REPO
 
@@ -51,7 +51,10 @@ def from_source(lesson):
     for position, cell in enumerate(notebook.cells):
         content = hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:8]
         cell.id = f"{position:03d}-{content}"
-        cell.metadata = nbformat.from_dict({"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {})
+        metadata = {"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {}
+        if cell.cell_type == "code" and cell.source.startswith("predict("):
+            metadata["jupyter"] = {"source_hidden": True}  # the question is what to read; its code unfolds with a click
+        cell.metadata = nbformat.from_dict(metadata)
     return notebook
 
 
@@ -111,11 +114,14 @@ def staleness(lesson):
     path = BUILT / f"{lesson}.ipynb"
     if not path.is_file():
         return "has not been built"
-    built, source = nbformat.read(path, as_version=4), from_source(lesson)
+    try:
+        built, source = nbformat.read(path, as_version=4), from_source(lesson)
+    except nbformat.reader.NotJSONError:
+        return "is not a notebook file"
     if len(built.cells) != len(source.cells):
         return f"has {len(built.cells)} cells, its source {len(source.cells)}"
     for number, (b, s) in enumerate(zip(built.cells, source.cells)):
-        if (b.cell_type, b.source, b.metadata.get("tags", []), b.id) != (s.cell_type, s.source, s.metadata.get("tags", []), s.id):
+        if (b.cell_type, b.source, b.metadata, b.id) != (s.cell_type, s.source, s.metadata, s.id):
             return f"differs from its source at cell {number}: {(s.source.splitlines() or [''])[0][:70]!r}"
         if b.cell_type == "code" and b.execution_count is None:
             return f"has a cell that was never run ({number}): nbval would compare nothing there"
@@ -161,7 +167,7 @@ def build_command(wanted, check=False):
         print(f"{lesson}: running its cells …", flush=True)
         try:
             path = build(lesson)
-        except (CellExecutionError, CellTimeoutError) as error:
+        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
             print(f"build: {lesson} does not run; its built notebook is left as it was.\n{error}", file=sys.stderr)
             failed += 1
             continue

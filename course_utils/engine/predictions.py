@@ -35,7 +35,7 @@ def _holds(predicate, came):
 
 def _shown(came):
     if isinstance(came, Exception):
-        return f"{type(came).__name__}: {str(came).splitlines()[0] if str(came) else ''}"
+        return f"{type(came).__name__}: {str(came).splitlines()[0][:200] if str(came) else ''}"
     return brief(came)
 
 
@@ -60,7 +60,7 @@ def predict(question, run, options):
 def _static(question, labels):
     lines = [("bold", line) for line in textwrap.wrap(question.replace("`", ""), 100)]
     for letter, label in zip(LETTERS, labels):
-        wrapped = textwrap.wrap(label, 96)
+        wrapped = textwrap.wrap(label.replace("`", ""), 96)
         lines += [(letter if i == 0 else "", line) for i, line in enumerate(wrapped)]
     body = f'<rect x="1" y="1" width="3" height="{22 * len(lines) + 12}" fill="{display.ROLES["view"]}"/>'
     for i, (letter, line) in enumerate(lines):
@@ -83,7 +83,11 @@ def _widget(question, labels, right, came):
         f"<b>{display.inline(question)}</b>"
     )
     buttons = [
-        ipywidgets.Button(description=f"{letter}   {label}", tooltip=f"answer {letter}", layout={"width": "auto", "max_width": "860px"})
+        ipywidgets.Button(
+            description=f"{letter} · {label}".replace("`", ""),
+            tooltip=f"answer {letter}",
+            layout={"width": "auto", "max_width": "860px"},
+        )
         for letter, label in zip(LETTERS, labels)
     ]
     answer = ipywidgets.HTML()
@@ -120,7 +124,7 @@ def raises(expected):
     try:
         yield
     except expected as error:
-        message = "\n".join(textwrap.fill(line, 110) for line in str(error).splitlines()[:6])
-        print(f"{type(error).__name__}: {message}")
+        lines = f"{type(error).__name__}: {error}".splitlines()[:6]
+        print("\n".join(textwrap.fill(line, 96) for line in lines))
         return
     raise AssertionError(f"nothing was raised; {expected.__name__} was expected")

@@ -24,21 +24,30 @@ def read():
     path = work_folder() / "progress.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict) and all(isinstance(found.get(k), dict) for k in ("exercises", "predictions")):
+        if _is_sound(found):
             return found
         raise ValueError("not a progress file")
     except FileNotFoundError:
         pass
     except OSError as error:
         print(f"Progress cannot be read ({error.strerror}: {path}); it counts as empty.", file=sys.stderr)
-    except ValueError:
-        aside = path.with_name(f"progress.damaged-{datetime.datetime.now():%Y-%m-%d-%H%M%S}.json")
+    except (ValueError, RecursionError):
+        aside = path.with_name(f"progress.damaged-{datetime.datetime.now():%Y-%m-%d-%H%M%S-%f}.json")
         print(f"{path.name} was damaged; it is kept as {aside.name} and a new one is begun.", file=sys.stderr)
         try:
             os.replace(path, aside)
         except OSError:
             pass
     return json.loads(json.dumps(EMPTY))
+
+
+def _is_sound(found):
+    if not isinstance(found, dict) or not all(isinstance(found.get(part), dict) for part in ("exercises", "predictions")):
+        return False
+    entries = found["exercises"].values()
+    return all(isinstance(right, bool) for right in found["predictions"].values()) and all(
+        isinstance(entry, dict) and all(isinstance(entry.get(count, 0), int) for count in ("attempts", "hints")) for entry in entries
+    )
 
 
 def update(change):
@@ -52,7 +61,7 @@ def update(change):
         with FileLock(folder / ".progress.lock", timeout=10):
             progress = read()
             change(progress)
-            aside = path.with_name(f".progress.{os.getpid()}.tmp")
+            aside = path.with_name(".progress.tmp")  # one name, under the lock: a killed writer's rest is overwritten by the next
             with open(aside, "w", encoding="utf-8") as file:
                 json.dump(progress, file, indent=1, sort_keys=True)
                 file.flush()

@@ -35,6 +35,8 @@ def start(lesson, DEVICE="auto", SEED=0, QUICK=True):
         raise TypeError(f"QUICK is True or False, not {QUICK!r}")
     if isinstance(SEED, bool) or not isinstance(SEED, int):
         raise TypeError(f"SEED is a whole number, not {SEED!r}")
+    if not 0 <= SEED < 2**63:
+        raise ValueError(f"SEED lies between 0 and 2**63 - 1, not at {SEED}")
 
     import torch
 
@@ -70,7 +72,7 @@ def _device(name, torch):
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise ValueError(f"DEVICE={name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"DEVICE={name!r} cannot be used here: {str(error).splitlines()[0][:200]}") from None
     return device
 
 

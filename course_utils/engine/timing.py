@@ -28,7 +28,7 @@ def benchmark(runs, seconds=0.15, what="time"):
         ratios[name] = float(median / first_median)
         spread = f"  ({_time(median)})" if i == 0 else f"  ({number(low)} to {number(high)})"
         rows.append((name + spread, ratios[name], "free" if i == 0 else "storage"))
-    bars(rows, f"{what} relative to the first; in brackets the first's own, and the quartiles' range of each ratio", what)
+    bars(rows, f"{what}, relative to the first (in brackets: the first's own; the range that the quartiles allow for each ratio)", what)
     return ratios
 
 

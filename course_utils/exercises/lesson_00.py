@@ -15,9 +15,10 @@ EXERCISES = (
         lesson="00_start_here",
         solution=total_elements,
         hints=(
-            "How many numbers are in a grid of 2 rows and 3 columns? What do you do with the 2 and the 3, and what would a third size change?",
-            "Start from 1, go through the sizes, and multiply: `total = 1`, then `total *= size` for each size, then `return total`. "
-            "Starting from 1 is also right for a shape without any size.",
+            "How many numbers are in a grid of 2 rows and 3 columns? What do you do with the 2 and the 3, and what "
+            "would a third size change?",
+            "Start from 1, go through the sizes, and multiply: `total = 1`, then `total *= size` for each size, "
+            "then `return total`. Starting from 1 is also right for a shape without any size.",
         ),
         cases=(
             Case("a grid has rows times columns elements", lambda: ((2, 3),)),
@@ -27,7 +28,6 @@ EXERCISES = (
             Case("a scalar, of shape (), has one element", lambda: ((),)),
         ),
         mistakes=(
-            Mistake("This adds the sizes. Each of the 2 rows holds 3 elements, so the sizes multiply.", sum),
             Mistake(
                 "A shape without sizes is a scalar, such as `torch.tensor(3.0)`: no dimensions, and one element. "
                 "A product of nothing is 1, so start from 1 and treat no shape specially.",
@@ -37,6 +37,7 @@ EXERCISES = (
                 "A size of 0 counts: three rows of no elements are no elements.",
                 lambda shape: total_elements([size for size in shape if size]),
             ),
+            Mistake("This adds the sizes. Each of the 2 rows holds 3 elements, so the sizes multiply.", sum),
         ),
     ),
 )

@@ -29,7 +29,7 @@ LESSON = "01_tensors"
 
 def count(*shape, dtype=torch.float32):
     """0, 1, 2, … in this shape: each element shows where it was born."""
-    return torch.arange(math.prod(shape), dtype=dtype).view(shape)
+    return torch.arange(math.prod(shape), dtype=dtype).view(shape).clone()  # a tensor with a storage of its own, and no view
 
 
 def noise(*shape):
@@ -42,13 +42,15 @@ ELEMENT_OFFSET = Exercise(
     lesson=LESSON,
     solution=element_offset,
     hints=(
-        "A stride says how many places in the storage one step along its dimension moves. How far do two steps down and one to the right move?",
-        "Multiply each index by the stride beside it (`zip(index, strides)` makes the pairs), add the products, and begin at the offset.",
+        "A stride says how many places in the storage one step along its dimension moves. How far do two steps down "
+        "and one to the right move?",
+        "Multiply each index by the stride beside it (`zip(index, strides)` makes the pairs), add the products, and "
+        "begin at the offset.",
     ),
     cases=(
         Case("one dimension has stride 1", lambda: ((3,), (1,))),
         Case("two steps down and one to the right are 2 * 6 + 1", lambda: ((2, 1), (6, 1))),
-        Case("a transposed tensor has its strides swapped", lambda: ((2, 1), (1, 6))),
+        Case("a transposed tensor has its small stride first", lambda: ((2, 1, 3), (1, 12, 2))),
         Case("a slice begins at an offset", lambda: ((1, 2), (6, 2), 7)),
         Case("a stride of 0 stays where it is", lambda: ((2, 5), (1, 0))),
         Case("a scalar lies at its offset", lambda: ((), (), 4)),
@@ -62,10 +64,6 @@ ELEMENT_OFFSET = Exercise(
             "The strides are paired with the index from the wrong end: the first stride belongs to the first index.",
             lambda index, strides, offset=0: element_offset(index[::-1], strides, offset),
         ),
-        Mistake(
-            "This multiplies by sizes or assumes the last stride to be 1. A transposed tensor has its small stride first.",
-            lambda index, strides, offset=0: element_offset(index, sorted(strides, reverse=True), offset),
-        ),
     ),
 )
 
@@ -78,9 +76,12 @@ CONTIGUOUS_STRIDES = Exercise(
     lesson=LESSON,
     solution=contiguous_strides,
     hints=(
-        "Print `torch.empty(2, 3, 4).stride()`. Which sizes does each stride multiply: those to its left or those to its right?",
-        "Walk through the sizes from the last to the first, with a step that begins at 1: note the step, then multiply it by the size.",
-        "A size of 0 would make all strides to its left 0. PyTorch multiplies by `max(size, 1)`. Turn the list round at the end, and return a tuple.",
+        "Print `torch.empty(2, 3, 4).stride()`. Which sizes does each stride multiply: those to its left or those "
+        "to its right?",
+        "Walk through the sizes from the last to the first, with a step that begins at 1: note the step, then "
+        "multiply it by the size.",
+        "A size of 0 would make all strides to its left 0. PyTorch multiplies by `max(size, 1)`. Turn the list "
+        "round at the end, and return a tuple.",
     ),
     cases=(
         Case("one dimension has stride 1", lambda: ((5,),)),
@@ -93,7 +94,8 @@ CONTIGUOUS_STRIDES = Exercise(
     ),
     mistakes=(
         Mistake(
-            "These strides run from left to right, as in Fortran. In PyTorch the *last* dimension is the one whose neighbours lie side by side.",
+            "These strides run from left to right, as in Fortran. In PyTorch the *last* dimension is the one whose "
+            "neighbours lie side by side.",
             _strides_from_the_left,
         ),
         Mistake(
@@ -105,8 +107,8 @@ CONTIGUOUS_STRIDES = Exercise(
             lambda shape: np.empty(shape, dtype=np.float32).strides,
         ),
         Mistake(
-            "Every size to the right multiplies, and a 0 wipes out all strides before it. PyTorch counts a size of 0 as 1 here: "
-            "`torch.empty(3, 0, 4).stride()`.",
+            "Every size to the right multiplies, and a 0 wipes out all strides before it. PyTorch counts a size of "
+            "0 as 1 here: `torch.empty(3, 0, 4).stride()`.",
             lambda shape: tuple(math.prod(shape[i + 1:]) for i in range(len(shape))),
         ),
         Mistake(
@@ -119,49 +121,49 @@ CONTIGUOUS_STRIDES = Exercise(
 # ── What is shared ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _halves():
-    x = count(6)
-    return x[:3], x[3:]
-
-
 SHARES_STORAGE = Exercise(
     lesson=LESSON,
     solution=shares_storage,
     hints=(
-        "`x.data_ptr()` is the address of the first element that x shows. What is it for `x[3:]`, and does that answer the question?",
+        "`x.data_ptr()` is the address of the first element that x shows. What is it for `x[3:]`, and does that "
+        "answer the question?",
         "The storage itself is `x.untyped_storage()`; it has a `data_ptr()` and an `nbytes()` of its own.",
-        "Compare the addresses of the two storages. Then look at two empty tensors: their storages are both at address 0, where nothing is, so ask for nbytes() > 0 too.",
+        "Compare the addresses of the two storages. Then look at two empty tensors: their storages are both at "
+        "address 0, where nothing is, so ask for nbytes() > 0 too.",
     ),
     cases=(
-        Case("a transpose stands on its source's storage", lambda: (lambda x: (x, x.t()))(count(2, 3))),
+        Case("a slice of everything is another tensor on the same storage", lambda: (lambda x: (x, x[:]))(count(3))),
         Case("equal values in two places are two storages", lambda: (count(3), count(3))),
-        Case("two halves stand on one storage and begin at different addresses", _halves),
+        Case("a slice begins at another address of the same storage", lambda: (lambda x: (x, x[3:]))(count(6))),
+        Case("neither of two slices was made from the other", lambda: (lambda x: (x[:4], x[:2]))(count(6))),
         Case("the same bytes are shown as another dtype", lambda: (lambda x: (x, x.view(torch.int32)))(count(4))),
-        Case("neither of two views is the other's source", lambda: (lambda x: (x.t(), x.view(-1)))(count(2, 3))),
         Case("a clone has its own storage", lambda: (lambda x: (x, x.clone()))(count(3))),
         Case("empty storages share nothing", lambda: (torch.empty(0), torch.empty(0, 2))),
     ),
     mistakes=(
         Mistake(
-            "Two empty storages are both at address 0, where there is no memory at all: nothing is shared. Ask for `nbytes() > 0` as well.",
+            "Two empty storages are both at address 0, where there is no memory at all: nothing is shared. Ask for "
+            "`nbytes() > 0` as well.",
             lambda a, b: a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr(),
         ),
         Mistake(
-            "`x.data_ptr()` is where the *first element* of x lies. Two halves begin at different places of one storage; ask the storages, "
-            "`x.untyped_storage().data_ptr()`.",
+            "`x.data_ptr()` is where the *first element* of x lies. Two halves begin at different places of one "
+            "storage; ask the storages, `x.untyped_storage().data_ptr()`.",
             lambda a, b: a.data_ptr() == b.data_ptr(),
+        ),
+        Mistake(
+            "`_base` names the tensor that a view was made from. Two views of one tensor share its memory without "
+            "one being the base of the other, and a view of another dtype has no base at all.",
+            lambda a, b: a is b or a._base is b or b._base is a,
         ),
         Mistake(
             "Comparing values says nothing about memory: a clone is equal, and a transposed view is not.",
             lambda a, b: a.shape == b.shape and torch.equal(a, b),
         ),
         Mistake(
-            "Each view is a Python object of its own, so `is` finds no sharing at all. The memory is below the object: `x.untyped_storage()`.",
+            "Each view is a Python object of its own, so `is` finds no sharing at all. The memory is below the "
+            "object: `x.untyped_storage()`.",
             lambda a, b: a is b,
-        ),
-        Mistake(
-            "`_base` names the tensor that a view was made from. Two views of one tensor share its memory, and neither is the base of the other.",
-            lambda a, b: a is b or a._base is b or b._base is a,
         ),
     ),
 )
@@ -176,14 +178,17 @@ STORAGE_BYTES = Exercise(
     lesson=LESSON,
     solution=storage_bytes,
     hints=(
-        "`big[:1]` shows one number. How much memory must stay alive for it? See `big[:1].untyped_storage().nbytes()`.",
-        "To count each storage once you need to recognise it: by the address of the storage, `untyped_storage().data_ptr()`, not of the tensor.",
-        "Make a dictionary from the address to the bytes: a storage that comes twice lands on the same key. Then add up its values.",
+        "`big[:1]` shows one number. How much memory must stay alive for it? See "
+        "`big[:1].untyped_storage().nbytes()`.",
+        "To count each storage once you need to recognise it: by the address of the storage, "
+        "`untyped_storage().data_ptr()`, not of the tensor.",
+        "Make a dictionary from the address to the bytes: a storage that comes twice lands on the same key. Then "
+        "add up its values.",
     ),
     cases=(
         Case("one tensor owns all of its storage", lambda: (count(10),)),
         Case("two tensors of different dtype own theirs", lambda: (count(10), torch.zeros(4, dtype=torch.float64))),
-        Case("a tensor and its transpose need their storage once", lambda: (lambda x: (x, x.t()))(count(5, 4))),
+        Case("a tensor, its transpose and its first rows need one storage", lambda: (lambda x: (x, x.t(), x[:2]))(count(5, 4))),
         Case("one row keeps all of the storage alive", lambda: (count(100, 10)[:1],)),
         Case("three slices begin at different places of one storage", _slice_and_rest),
         Case("an expanded tensor shows more than it owns", lambda: (count(3, 1).expand(3, 1000),)),
@@ -191,21 +196,25 @@ STORAGE_BYTES = Exercise(
     ),
     mistakes=(
         Mistake(
-            "This adds up what each tensor *shows*: shared memory is counted once for each tensor, a slice hides the rest of its storage, and an "
-            "expanded tensor shows numbers that nobody stores. Ask `untyped_storage().nbytes()`.",
+            "This adds up what each tensor *shows*: shared memory is counted once for each tensor, a slice hides "
+            "the rest of its storage, and an expanded tensor shows numbers that nobody stores. Ask "
+            "`untyped_storage().nbytes()`.",
             lambda *tensors: sum(t.numel() * t.itemsize for t in tensors),
         ),
         Mistake(
-            "A storage that stands under several tensors is counted once for each of them. Keep the storages in a dictionary by their address.",
-            lambda *tensors: sum(t.untyped_storage().nbytes() for t in tensors),
-        ),
-        Mistake(
-            "The storages are told apart by `tensor.data_ptr()`, the address of the first element shown: slices of one storage begin at different "
-            "places. The storage's own address is `tensor.untyped_storage().data_ptr()`.",
+            "The storages are told apart by `tensor.data_ptr()`, the address of the first element shown: slices of "
+            "one storage begin at different places. The storage's own address is "
+            "`tensor.untyped_storage().data_ptr()`.",
             lambda *tensors: sum({t.data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()),
         ),
         Mistake(
-            "Each storage is counted once, but with the bytes that a tensor shows of it. A slice keeps the whole storage alive: ask the storage for nbytes().",
+            "A storage that stands under several tensors is counted once for each of them. Keep the storages in a "
+            "dictionary by their address.",
+            lambda *tensors: sum(t.untyped_storage().nbytes() for t in tensors),
+        ),
+        Mistake(
+            "Each storage is counted once, but with the bytes that a tensor shows of it. A slice keeps the whole "
+            "storage alive: ask the storage for nbytes().",
             lambda *tensors: sum({t.untyped_storage().data_ptr(): t.nbytes for t in tensors}.values()),
         ),
     ),
@@ -217,9 +226,12 @@ HWC_TO_CHW = Exercise(
     lesson=LESSON,
     solution=hwc_to_chw,
     hints=(
-        "`reshape` keeps the order in which the numbers lie and cuts it into new rows. Which operation instead renames the axes and leaves each number with its pixel?",
-        "`permute` and `movedim` reorder dimensions. Count from the right (-1 is the channels), so that a batch in front changes nothing.",
-        "The channels move from place -1 to place -3, and height and width keep their order: `image.movedim(-1, -3)`.",
+        "`reshape` keeps the order in which the numbers lie and cuts it into new rows. Which operation instead "
+        "renames the axes and leaves each number with its pixel?",
+        "`permute` and `movedim` reorder dimensions. Count from the right (-1 is the channels), so that a batch in "
+        "front changes nothing.",
+        "The channels move from place -1 to place -3, and height and width keep their order: `image.movedim(-1, "
+        "-3)`.",
     ),
     cases=(
         Case("an image has two rows and three columns", lambda: (count(2, 3, 3),), memory="view"),
@@ -231,16 +243,19 @@ HWC_TO_CHW = Exercise(
     ),
     mistakes=(
         Mistake(
-            "The shape is right and the picture is scrambled: `reshape` and `view` keep the numbers in their order and fill the new shape with them, "
-            "so red, green and blue of neighbouring pixels end up in one plane. Axes are reordered by `permute` or `movedim`.",
+            "The shape is right and the picture is scrambled: `reshape` and `view` keep the numbers in their order "
+            "and fill the new shape with them, so red, green and blue of neighbouring pixels end up in one plane. "
+            "Axes are reordered by `permute` or `movedim`.",
             lambda image: image.reshape(*image.shape[:-3], image.shape[-1], *image.shape[-3:-1]),
         ),
         Mistake(
-            "Height and width are exchanged: the picture is mirrored along its diagonal. `transpose` swaps two axes, and here three change place.",
+            "Height and width are exchanged: the picture is mirrored along its diagonal. `transpose` swaps two "
+            "axes, and here three change place.",
             lambda image: image.transpose(-1, -3),
         ),
         Mistake(
-            "Channels and height are exchanged with the width left in front of nothing: (height, channels, width). The channels go to the very front.",
+            "Channels and height are exchanged with the width left in front of nothing: (height, channels, width). "
+            "The channels go to the very front.",
             lambda image: image.transpose(-1, -2),
         ),
     ),
@@ -255,12 +270,14 @@ WRITABLE = Exercise(
     lesson=LESSON,
     solution=writable,
     hints=(
-        "When do two elements share one place? Write down the storage positions of `torch.zeros(6).unfold(0, 3, 1)`, one for each element.",
-        "Imagine a storage that holds 0, 1, 2, …: seen with the shape and strides of x, each element would show its own position.",
-        "That storage is `torch.arange(last + 1)`, where `last` is the position of the last element, the sum of (size - 1) * stride. "
-        "Use `.as_strided(x.shape, x.stride())` on it.",
-        "Where the positions hold as many *different* numbers (`unique()`) as x has elements, return x itself, else `x.contiguous()`. A tensor "
-        "without elements is returned as it is.",
+        "When do two elements share one place? Write down the storage positions of `torch.zeros(6).unfold(0, 3, "
+        "1)`, one for each element.",
+        "Imagine a storage that holds 0, 1, 2, …: seen with the shape and strides of x, each element would show its "
+        "own position.",
+        "That storage is `torch.arange(last + 1)`, where `last` is the position of the last element, the sum of "
+        "(size - 1) * stride. Use `.as_strided(x.shape, x.stride())` on it.",
+        "Where the positions hold as many *different* numbers (`unique()`) as x has elements, return x itself, else "
+        "`x.contiguous()`. A tensor without elements is returned as it is.",
     ),
     cases=(
         Case("a contiguous tensor owns its elements", lambda: (count(2, 3),), memory="view"),
@@ -274,17 +291,18 @@ WRITABLE = Exercise(
     ),
     mistakes=(
         Mistake(
-            "A copy of what already owns its memory costs time and bytes for nothing, and the caller's tensor is no longer the one that is written to.",
-            lambda x: x.clone(memory_format=torch.contiguous_format),
-        ),
-        Mistake(
-            "`is_contiguous()` asks whether the elements lie in order without gaps. A transposed tensor or a slice is not contiguous, and "
-            "still no two of its elements share a place.",
+            "`is_contiguous()` asks whether the elements lie in order without gaps. A transposed tensor or a slice "
+            "is not contiguous, and still no two of its elements share a place.",
             lambda x: x.contiguous(),
         ),
         Mistake(
-            "A stride of 0 is one way to repeat, not the only one: windows made by `unfold` share elements with strides of 1. "
-            "And along a size of 1, a stride of 0 repeats nothing.",
+            "A copy of what already owns its memory costs time and bytes for nothing, and the caller's tensor is no "
+            "longer the one that is written to.",
+            lambda x: x.clone(memory_format=torch.contiguous_format),
+        ),
+        Mistake(
+            "A stride of 0 is one way to repeat, not the only one: windows made by `unfold` share elements with "
+            "strides of 1. And along a size of 1, a stride of 0 repeats nothing.",
             _zero_in_stride,
         ),
         Mistake("Returned unchanged, it has several elements in one place: writing one of them changes the others.", lambda x: x),
@@ -316,11 +334,14 @@ SLIDING_WINDOWS = Exercise(
     lesson=LESSON,
     solution=sliding_windows,
     hints=(
-        "Write the windows of size 3 of the numbers 0 to 5 below each other. How far in the storage is it from one number to its right neighbour, and how far "
-        "to the number below?",
-        "Both steps are multiples of one stride, that of x's last dimension, `x.stride(-1)`, which need not be 1. Below is `step` times as far.",
-        "The last window begins at n - size, so there are (n - size) // step + 1 of them. The other dimensions keep their sizes and strides.",
-        "`x.as_strided((*x.shape[:-1], windows, size), (*x.stride()[:-1], step * x.stride(-1), x.stride(-1)), x.storage_offset())`",
+        "Write the windows of size 3 of the numbers 0 to 5 below each other. How far in the storage is it from one "
+        "number to its right neighbour, and how far to the number below?",
+        "Both steps are multiples of one stride, that of x's last dimension, `x.stride(-1)`, which need not be 1. "
+        "Below is `step` times as far.",
+        "The last window begins at n - size, so there are (n - size) // step + 1 of them. The other dimensions keep "
+        "their sizes and strides.",
+        "`x.as_strided((*x.shape[:-1], windows, size), (*x.stride()[:-1], step * x.stride(-1), x.stride(-1)), "
+        "x.storage_offset())`",
     ),
     cases=(
         Case("windows of three move on by one", lambda: (count(6), 3), memory="view"),
@@ -334,11 +355,13 @@ SLIDING_WINDOWS = Exercise(
     ),
     mistakes=(
         Mistake(
-            "This assumes that neighbours lie side by side. In a slice with a step or a transposed tensor they do not: use `x.stride(-1)`.",
+            "This assumes that neighbours lie side by side. In a slice with a step or a transposed tensor they do "
+            "not: use `x.stride(-1)`.",
             _inner_stride_one,
         ),
         Mistake(
-            "The windows begin at the start of the *storage*, not of x. A slice begins later: pass `x.storage_offset()`, or leave the argument out.",
+            "The windows begin at the start of the *storage*, not of x. A slice begins later: pass "
+            "`x.storage_offset()`, or leave the argument out.",
             _from_storage_start,
         ),
         Mistake(
@@ -353,10 +376,12 @@ BATCH_DIAGONAL = Exercise(
     lesson=LESSON,
     solution=batch_diagonal,
     hints=(
-        "From one element of a diagonal to the next it is one row down and one column to the right. How far is that in the storage?",
-        "A view with shape (batch, n), the batch's own stride, and for the diagonal the sum of the row's and the column's stride.",
-        "`x.as_strided((batch, n), (matrix, row + column), x.storage_offset())`, where `matrix, row, column = x.stride()`. "
-        "PyTorch has a function for it, too.",
+        "From one element of a diagonal to the next it is one row down and one column to the right. How far is that "
+        "in the storage?",
+        "A view with shape (batch, n), the batch's own stride, and for the diagonal the sum of the row's and the "
+        "column's stride.",
+        "`x.as_strided((batch, n), (matrix, row + column), x.storage_offset())`, where `matrix, row, column = "
+        "x.stride()`. PyTorch has a function for it, too.",
     ),
     cases=(
         Case("there is one matrix", lambda: (count(1, 3, 3),), memory="view"),
@@ -369,8 +394,8 @@ BATCH_DIAGONAL = Exercise(
     ),
     mistakes=(
         Mistake(
-            "This computes steps from the sizes, n + 1 for a diagonal, which is right for a contiguous tensor alone. The strides say how far a row "
-            "and a column really are.",
+            "This computes steps from the sizes, n + 1 for a diagonal, which is right for a contiguous tensor "
+            "alone. The strides say how far a row and a column really are.",
             lambda x: x.as_strided((len(x), x.shape[1]), (x.shape[1] ** 2, x.shape[1] + 1), x.storage_offset()),
         ),
         Mistake(
@@ -378,7 +403,8 @@ BATCH_DIAGONAL = Exercise(
             lambda x: x.as_strided((len(x), x.shape[1]), (x.stride(0), x.stride(1) + x.stride(2)), 0),
         ),
         Mistake(
-            "`torch.diagonal` takes the first two dimensions unless told otherwise; the batch is the first here. Give it dim1=-2, dim2=-1.",
+            "`torch.diagonal` takes the first two dimensions unless told otherwise; the batch is the first here. "
+            "Give it dim1=-2, dim2=-1.",
             lambda x: torch.diagonal(x),
         ),
     ),
@@ -408,16 +434,18 @@ BROADCAST_SHAPE = Exercise(
     lesson=LESSON,
     solution=broadcast_shape,
     hints=(
-        "Write the shapes (5, 1) and (4,) below each other, aligned at the right. What stands above the gap, and what does the 1 become?",
-        "Fill the shorter shape with ones at the left until both have one length: `(1,) * missing + tuple(shape)`. Then go through the pairs.",
-        "For a pair (m, n): equal sizes stay, a 1 takes the other size (even where that is 0), anything else raises ValueError. "
-        "`n if m == 1 else m` does it once the error is ruled out.",
+        "Write the shapes (5, 1) and (4,) below each other, aligned at the right. What stands above the gap, and "
+        "what does the 1 become?",
+        "Fill the shorter shape with ones at the left until both have one length: `(1,) * missing + tuple(shape)`. "
+        "Then go through the pairs.",
+        "For a pair (m, n): equal sizes stay, a 1 takes the other size (even where that is 0), anything else raises "
+        "ValueError. `n if m == 1 else m` does it once the error is ruled out.",
     ),
     cases=(
         Case("equal shapes stay", lambda: ((2, 3), (2, 3))),
         Case("a 1 becomes the other size, on either side", lambda: ((5, 1), (1, 4))),
-        Case("a missing size counts as 1, at the left", lambda: ((3, 4), (4,))),
         Case("a column meets a flat row", lambda: ((4, 1), (4,))),
+        Case("a missing size counts as 1, at the left", lambda: ((3, 4), (4,))),
         Case("a scalar fits everything", lambda: ((), (2, 3))),
         Case("2 and 3 do not fit", lambda: ((4, 2), (4, 3)), raises=ValueError),
         Case("the shorter shape would fit only at the left", lambda: ((3, 4), (3,)), raises=ValueError),
@@ -426,15 +454,18 @@ BROADCAST_SHAPE = Exercise(
     ),
     mistakes=(
         Mistake(
-            "The shapes are aligned at the left. Broadcasting aligns at the right: the *last* dimensions meet each other, and ones are added in front.",
+            "The shapes are aligned at the left. Broadcasting aligns at the right: the *last* dimensions meet each "
+            "other, and ones are added in front.",
             _from_the_left,
         ),
         Mistake(
-            "The larger of two sizes is not always the answer: a 1 that meets a 0 becomes 0. A 1 takes the other size, whatever it is.",
+            "The larger of two sizes is not always the answer: a 1 that meets a 0 becomes 0. A 1 takes the other "
+            "size, whatever it is.",
             _larger,
         ),
         Mistake(
-            "Taking the larger size without a check lets 2 meet 3. Only a 1 stretches; two other different sizes raise ValueError.",
+            "Taking the larger size without a check lets 2 meet 3. Only a 1 stretches; two other different sizes "
+            "raise ValueError.",
             lambda a, b: tuple(max(m, n) for m, n in _sizes(a, b)),
         ),
         Mistake(
@@ -502,16 +533,19 @@ VIEW_STRIDES = Exercise(
     lesson=LESSON,
     solution=view_strides,
     hints=(
-        "Two neighbouring dimensions can be walked as one when the end of the inner one leads right to the next of the outer one. "
-        "What must hold between the outer stride, the inner stride and the inner size?",
-        "outer stride == inner size * inner stride. So first merge: go from the last dimension to the first and collect *runs*, each with a number of "
-        "elements and the stride of its innermost dimension. A size of 1 joins any run, since nobody ever steps along it.",
-        "Then divide: take the new sizes from the last to the first and fill the runs with them. Within a run with stride s, the first new size "
-        "gets stride s, the next gets s times the sizes already placed in this run.",
-        "A run must be filled exactly: new sizes are taken while their product is below the run's elements. If the product then goes past it, "
-        "the new dimension would reach from one run into the next, and no single stride can do that: return None.",
-        "What is left: raise ValueError first where the numbers of elements differ; a tensor with a size of 0 can be viewed as any shape without elements; "
-        "a scalar is one run of one element; new sizes of 1 at the end of a run are taken too.",
+        "Two neighbouring dimensions can be walked as one when the end of the inner one leads right to the next of "
+        "the outer one. What must hold between the outer stride, the inner stride and the inner size?",
+        "outer stride == inner size * inner stride. So first merge: go from the last dimension to the first and "
+        "collect *runs*, each with a number of elements and the stride of its innermost dimension. A size of 1 "
+        "joins any run, since nobody ever steps along it.",
+        "Then divide: take the new sizes from the last to the first and fill the runs with them. Within a run with "
+        "stride s, the first new size gets stride s, the next gets s times the sizes already placed in this run.",
+        "A run must be filled exactly: new sizes are taken while their product is below the run's elements. If the "
+        "product then goes past it, the new dimension would reach from one run into the next, and no single stride "
+        "can do that: return None.",
+        "What is left: raise ValueError first where the numbers of elements differ; a tensor with a size of 0 can "
+        "be viewed as any shape without elements; a scalar is one run of one element; new sizes of 1 at the end of "
+        "a run are taken too.",
     ),
     cases=(
         Case("a contiguous tensor is cut further", lambda: ((4, 6), (6, 1), (2, 2, 6))),
@@ -534,25 +568,28 @@ VIEW_STRIDES = Exercise(
     ),
     mistakes=(
         Mistake(
-            "This lets contiguous tensors through and no others. `view` needs less: only dimensions that are *merged* must follow each other in memory. "
-            "Try `torch.empty(4, 6).t().view(2, 3, 4)`.",
+            "A dimension of size 1 ends no run: its stride is never used, so it may be anything.",
+            _ones_are_no_exception,
+        ),
+        Mistake(
+            "This lets contiguous tensors through and no others. `view` needs less: only dimensions that are "
+            "*merged* must follow each other in memory. Try `torch.empty(4, 6).t().view(2, 3, 4)`.",
             _view_if_contiguous,
         ),
         Mistake(
-            "These are the strides of a new contiguous tensor. A view keeps the old places in the storage, so its strides must come from the old strides.",
+            "These are the strides of a new contiguous tensor. A view keeps the old places in the storage, so its "
+            "strides must come from the old strides.",
             _always_contiguous,
         ),
         Mistake(
-            "Scaling by the last stride is right as long as all dimensions are one run. Here they are not: each run has a stride of its own.",
+            "Scaling by the last stride is right as long as all dimensions are one run. Here they are not: each run "
+            "has a stride of its own.",
             _scaled,
         ),
         Mistake(
-            "Each old dimension is divided, and none are merged. Where the outer stride equals inner size times inner stride, two dimensions are one run.",
+            "Each old dimension is divided, and none are merged. Where the outer stride equals inner size times "
+            "inner stride, two dimensions are one run.",
             _one_dimension_at_a_time,
-        ),
-        Mistake(
-            "A dimension of size 1 ends no run: its stride is never used, so it may be anything.",
-            _ones_are_no_exception,
         ),
         Mistake("None is for shapes that `view` could fill if the memory allowed it. Another number of elements is an error: ValueError.", _no_check),
     ),
@@ -596,9 +633,12 @@ FIT_LINE = Exercise(
     lesson=LESSON,
     solution=fit_line,
     hints=(
-        "The loss falls and then stays. What number does it stay at? Compare it with `y.var()`, and print the shapes of prediction, y and prediction - y.",
-        "(N, 1) minus (N,) is (N, N): each prediction is held against each target. The best answer to that question is the mean of y, with a slope of 0.",
-        "Give both the same shape before they meet: `prediction = (inputs @ weight + bias).squeeze(1)`. An `assert prediction.shape == y.shape` would have told you.",
+        "The loss falls and then stays. What number does it stay at? Compare it with `y.var()`, and print the "
+        "shapes of prediction, y and prediction - y.",
+        "(N, 1) minus (N,) is (N, N): each prediction is held against each target. The best answer to that question "
+        "is the mean of y, with a slope of 0.",
+        "Give both the same shape before they meet: `prediction = (inputs @ weight + bias).squeeze(1)`. An `assert "
+        "prediction.shape == y.shape` would have told you.",
     ),
     cases=(
         Case("the points lie on a rising line", lambda: _line(3.0, 1.0), tolerance=1e-3, verify=_is_the_line),
@@ -608,8 +648,8 @@ FIT_LINE = Exercise(
     ),
     mistakes=(
         Mistake(
-            "The slope is 0 and the bias is the mean of y. That is what comes out when every prediction is compared with every target: "
-            "(N, 1) minus (N,) broadcasts to (N, N). Look at `(prediction - y).shape`.",
+            "The slope is 0 and the bias is the mean of y. That is what comes out when every prediction is compared "
+            "with every target: (N, 1) minus (N,) broadcasts to (N, N). Look at `(prediction - y).shape`.",
             lambda x, y: fit_line(x, y.mean().expand(len(y))),
         ),
         Mistake("Weight and bias have changed places.", lambda x, y: fit_line(x, y)[::-1]),
@@ -635,9 +675,10 @@ PLANES = Exercise(
     lesson=LESSON,
     solution=planes,
     hints=(
-        "In what order do the numbers of one row lie? Take an image of two pixels, red and blue: 255, 0, 0, 0, 0, 255. What does the first plane show after `view(1, 3, 1, 2)`?",
-        "`view` may cut the row only where the numbers are cut: pixel after pixel, three colours each. That is (N, height, width, 3). "
-        "What remains is to move the colours to the front, without moving a number.",
+        "In what order do the numbers of one row lie? Take an image of two pixels, red and blue: 255, 0, 0, 0, 0, "
+        "255. What does the first plane show after `view(1, 3, 1, 2)`?",
+        "`view` may cut the row only where the numbers are cut: pixel after pixel, three colours each. That is (N, "
+        "height, width, 3). What remains is to move the colours to the front, without moving a number.",
         "`rows.view(len(rows), height, width, 3).permute(0, 3, 1, 2) / 255`",
     ),
     cases=(
@@ -649,17 +690,18 @@ PLANES = Exercise(
     ),
     mistakes=(
         Mistake(
-            "The shape is right and the colours are scrambled: the numbers lie pixel after pixel, and `view(n, 3, height, width)` reads them as if they lay "
-            "plane after plane. Cut them as they lie, then permute.",
+            "The shape is right and the colours are scrambled: the numbers lie pixel after pixel, and `view(n, 3, "
+            "height, width)` reads them as if they lay plane after plane. Cut them as they lie, then permute.",
             _planes_scrambled,
         ),
         Mistake(
-            "Height and width are exchanged. Rows of the image come first in memory: view as (n, height, width, 3), then permute to (0, 3, 1, 2).",
+            "Height and width are exchanged. The rows of an image come first in memory: view as (n, height, width, "
+            "3), then permute to (0, 3, 1, 2).",
             lambda rows, height, width: planes(rows, height, width).transpose(2, 3),
         ),
         Mistake(
-            "Height and width are exchanged in the view: the image is cut into rows of the wrong length.",
-            lambda rows, height, width: planes(rows, width, height).reshape(len(rows), 3, height, width),
+            "The image is cut into rows of the wrong length: view as (n, height, width, 3), height first.",
+            lambda rows, height, width: planes(rows, width, height).transpose(2, 3),
         ),
         Mistake("The values still run to 255: divide by 255 to have them between 0 and 1.", lambda *args: planes(*args) * 255),
     ),
@@ -678,8 +720,10 @@ PADDING_MASK = Exercise(
     solution=padding_mask,
     hints=(
         "All rows come out alike. How many numbers does `mask` own? Look at `mask.stride()`.",
-        "`expand` shows one row in many places, so a write into one row is seen in all. Either every row gets its own memory (`.clone()`), or nothing is written at all.",
-        "Without a loop: position k of row i is real where k < lengths[i]. `torch.arange(width) < torch.as_tensor(lengths).unsqueeze(1)` broadcasts to (batch, width).",
+        "`expand` shows one row in many places, so a write into one row is seen in all. Either every row gets its "
+        "own memory (`.clone()`), or nothing is written at all.",
+        "Without a loop: position k of row i is real where k < lengths[i]. `torch.arange(width) < "
+        "torch.as_tensor(lengths).unsqueeze(1)` broadcasts to (batch, width).",
     ),
     cases=(
         Case("there is one sentence", lambda: ([2], 4)),
@@ -691,7 +735,8 @@ PADDING_MASK = Exercise(
     ),
     mistakes=(
         Mistake(
-            "Every row shows the shortest length. The rows are one row, repeated by `expand` with a stride of 0: writing into one writes into all.",
+            "Every row shows the shortest length. The rows are one row, repeated by `expand` with a stride of 0: "
+            "writing into one writes into all.",
             _shared_row,
         ),
         Mistake("The mask is upside down: True is wanted where there is a real word.", lambda lengths, width: ~padding_mask(lengths, width)),
@@ -725,8 +770,10 @@ STANDARDISE = Exercise(
     solution=standardise,
     hints=(
         "The result is right. Print the array before and after the call.",
-        "`torch.from_numpy` copies nothing: tensor and array are two names for one memory, and `-=` and `/=` write into it.",
-        "Either own the memory (`torch.tensor(array)` copies, and so does `.clone()`), or write nothing: `(tensor - tensor.mean()) / tensor.std()` makes new tensors.",
+        "`torch.from_numpy` copies nothing: tensor and array are two names for one memory, and `-=` and `/=` write "
+        "into it.",
+        "Either own the memory (`torch.tensor(array)` copies, and so does `.clone()`), or write nothing: `(tensor - "
+        "tensor.mean()) / tensor.std()` makes new tensors.",
     ),
     cases=(
         Case("five numbers come in", lambda: (_array(5),), tolerance=1e-5, memory="copy"),
@@ -735,7 +782,8 @@ STANDARDISE = Exercise(
     ),
     mistakes=(
         Mistake(
-            "The caller's array is changed along with the tensor: `from_numpy` shares its memory, and `-=`, `/=` and methods ending in `_` write into it.",
+            "The caller's array is changed along with the tensor: `from_numpy` shares its memory, and `-=`, `/=` "
+            "and methods ending in `_` write into it.",
             _standardise_in_place,
         ),
         Mistake(
@@ -770,10 +818,14 @@ def _within_budget(call):
 PROJECTIONS = Exercise(
     lesson=LESSON,
     solution=projections,
+    time_limit=20.0,  # the first allocated_bytes of a process loads a part of PyTorch
     hints=(
-        "Which line allocates? Measure `kit.allocated_bytes(lambda: x.t())`, then the same with `.contiguous()`, and compare with `x.nbytes`.",
-        "`x.t()` moves nothing; `.contiguous()` copies all of x, in every turn, and its result never changes. Does the product need it at all? Leave it out and compare the results.",
-        "A product takes strides as they are: `weight @ x.t()`. And a stack of products is one product: `weights @ x.t()`.",
+        "Which line allocates? Measure `kit.allocated_bytes(lambda: x.t())`, then the same with `.contiguous()`, "
+        "and compare with `x.nbytes`.",
+        "`x.t()` moves nothing; `.contiguous()` copies all of x, in every turn, and its result never changes. Does "
+        "the product need it at all? Leave it out and compare the results.",
+        "A product takes strides as they are: `weight @ x.t()`. And a stack of products is one product: `weights @ "
+        "x.t()`.",
     ),
     cases=(
         Case("there is one direction", lambda: (noise(4, 3), noise(1, 3)), tolerance=1e-5),
@@ -788,7 +840,8 @@ PROJECTIONS = Exercise(
     ),
     mistakes=(
         Mistake(
-            "`reshape` and `view` to (D, N) do not transpose: they cut the same row of numbers elsewhere, so that a column mixes samples. `x.t()` swaps the strides.",
+            "`reshape` and `view` to (D, N) do not transpose: they cut the same row of numbers elsewhere, so that a "
+            "column mixes samples. `x.t()` swaps the strides.",
             lambda x, weights: weights @ x.reshape(x.shape[1], x.shape[0]),
         ),
         Mistake(
@@ -802,11 +855,12 @@ MERGE_HEADS = Exercise(
     lesson=LESSON,
     solution=merge_heads,
     hints=(
-        "Read the message: which two dimensions does `view` have to merge? Print `context.transpose(1, 2).stride()` for one head and for two.",
-        "After the transpose, the heads of one token lie tokens * dim apart, so no single stride walks through heads and dim. With one head there is no "
-        "step to take, and any stride will do: that is why it worked.",
-        "A copy is needed, so ask for it: `context.transpose(1, 2).reshape(batch, tokens, heads * dim)`, or `.flatten(2)`. The transpose must stay: it puts "
-        "the heads of a token side by side.",
+        "Read the message: which two dimensions does `view` have to merge? Print `context.transpose(1, 2).stride()` "
+        "for one head and for two.",
+        "After the transpose, the heads of one token lie tokens * dim apart, so no single stride walks through "
+        "heads and dim. With one head there is no step to take, and any stride will do: that is why it worked.",
+        "A copy is needed, so ask for it: `context.transpose(1, 2).reshape(batch, tokens, heads * dim)`, or "
+        "`.flatten(2)`. The transpose must stay: it puts the heads of a token side by side.",
     ),
     cases=(
         Case("there is one head", lambda: (count(2, 1, 3, 4),)),
@@ -817,12 +871,14 @@ MERGE_HEADS = Exercise(
     ),
     mistakes=(
         Mistake(
-            "The error is gone and the numbers are in the wrong places: without the transpose, reshape puts neighbouring *tokens* of one head side by side, "
-            "and each output row mixes several tokens. Nothing raises, and the model trains badly.",
+            "The error is gone and the numbers are in the wrong places: without the transpose, reshape puts "
+            "neighbouring *tokens* of one head side by side, and each output row mixes several tokens. Nothing "
+            "raises, and the model trains badly.",
             lambda context: context.reshape(context.shape[0], context.shape[2], -1),
         ),
         Mistake(
-            "The numbers of a token are interleaved: dim before heads. Heads come first, each with its dim numbers in a row.",
+            "The numbers of a token are interleaved: dim before heads. Heads come first, each with its dim numbers "
+            "in a row.",
             lambda context: context.permute(0, 2, 3, 1).flatten(2),
         ),
     ),

@@ -11,6 +11,7 @@ from ..engine.display import FAINT, INK, ROLES, escape
 
 WIDTH = 900
 LEFT = 46  # room for row numbers and names of axes
+GROUND = "var(--jp-layout-color0, var(--vscode-editor-background, none))"  # around text that a line may cross
 STYLE = f"""
 .xp text{{font-size:15px}} .xp .small{{font-size:13px;fill:{FAINT}}} .xp .strong{{font-weight:600}}
 .xp .cell{{outline:none}} .xp .cell text{{font-size:16px}} .xp rect{{stroke-width:var(--w,2)}}
@@ -20,12 +21,13 @@ STYLE = f"""
 .xp .idle rect{{fill:none;stroke:var(--s,{ROLES['free']})}} .xp .hatch{{stroke:{ROLES['free']};stroke-width:1;fill:none;opacity:.5}}
 .xp .elem text,.xp .slot text,.xp .fresh text{{font-weight:var(--b,500)}} .xp .idle text{{fill:{FAINT}}}
 .xp .link{{visibility:var(--v,hidden);fill:none;stroke:{INK};stroke-width:1.3;stroke-dasharray:5 3;opacity:.6;pointer-events:none}}
+.xp>text,.xp .elem text{{paint-order:stroke;stroke:{GROUND};stroke-width:var(--h,4px)}}
 .xp .readout{{visibility:var(--v,hidden)}} .xp .invite{{visibility:var(--i,visible)}}
 """
 
 
 def lighting(slots):
-    lit = f"{{--w:3.5;--f:{ROLES['view']};--o:.45;--s:{INK};--b:800;--v:visible}}"
+    lit = f"{{--w:3.5;--f:{ROLES['view']};--o:.45;--s:{INK};--b:800;--v:visible;--h:0}}"
     rules = "".join(f".xp:has(.k{slot}:hover,.k{slot}:focus) .k{slot}{lit}" for slot in slots)
     return rules + ".xp:has([class*=' k']:hover,[class*=' k']:focus){--i:hidden}"
 

@@ -18,11 +18,12 @@ LAYOUTS = {
 }
 WALKS = ("over the channels of one pixel", "along one row of one channel", "over everything, in logical order")
 MEASURED = (4, 64, 56, 56)
-STYLE += f"""
-.xp .cR{{fill:{ROLES['wrong']}}} .xp .cG{{fill:{ROLES['gradients']}}} .xp .cB{{fill:{ROLES['storage']}}} .xp .tint{{fill-opacity:.22;stroke:none}}
-.xp .pattern{{stroke:{INK};stroke-width:1;opacity:.3;fill:none}} .xp .pixel rect{{fill:var(--f,none);fill-opacity:var(--o,0);stroke:var(--s,{ROLES['free']});stroke-width:var(--w,1)}}
-.xp .visited rect{{fill:var(--f,none);fill-opacity:var(--o,0);stroke:var(--s,{ROLES['view']});stroke-width:var(--w,2.5)}} .xp .visited text{{font-weight:800}} .xp .pixel text,.xp .visited text{{font-size:13.5px}}
-.xp .path{{fill:none;stroke:{INK};stroke-width:1.5}} .xp .dot{{fill:{INK};stroke:none}} .xp .fence{{stroke:{ROLES['free']};stroke-width:1.5;stroke-dasharray:4 4}}
+FORMAT_STYLE = f"""
+.mf .cR{{fill:{ROLES['wrong']}}} .mf .cG{{fill:{ROLES['gradients']}}} .mf .cB{{fill:{ROLES['storage']}}} .mf .tint{{fill-opacity:.22;stroke:none}}
+.mf .pattern{{stroke:{INK};stroke-width:1;opacity:.3;fill:none}} .xp.mf .cell text{{font-size:13.5px}} .xp.mf .visited text{{font-weight:800}}
+.xp.mf .cell rect{{fill:var(--f,none);fill-opacity:var(--o,0);stroke:var(--s,{ROLES['free']});stroke-width:var(--w,1)}}
+.xp.mf .visited rect{{stroke:var(--s,{ROLES['view']});stroke-width:var(--w,2.5)}}
+.mf .path{{fill:none;stroke:{INK};stroke-width:1.5}} .mf .dot{{fill:{INK}}} .mf .fence{{stroke:{ROLES['free']};stroke-width:1.5;stroke-dasharray:4 4}}
 """
 
 
@@ -165,7 +166,7 @@ def draw(state):
         strip, y = _strip(state, tensor, path, n, y)
         body += strip
     table, y = _table(state, y + 24)
-    return svg_document(WIDTH, y, f'<g class="xp">{body}{table}</g>', describe(state), STYLE + lighting(range(tensor.numel())), role="group")
+    return svg_document(WIDTH, y, f'<g class="xp mf">{body}{table}</g>', describe(state), STYLE + FORMAT_STYLE + lighting(range(tensor.numel())), role="group")
 
 
 def _pixel(state, value):
@@ -249,13 +250,13 @@ def _table(state, y):
 
 def build():
     """The controls and the picture, wired; `explore_memory_format` shows them."""
-    wide = {"width": "330px"}
+    wide, narrow = {"width": "330px"}, {"width": "160px"}
     ui = SimpleNamespace(
         layout=widgets.Dropdown(options=list(LAYOUTS), description="layout", layout=wide),
         walk=widgets.Dropdown(options=WALKS, description="walk", layout=wide),
-        images=widgets.IntSlider(1, 1, 2, description="images", layout={"width": "230px"}),
-        height=widgets.IntSlider(4, 2, 4, description="height", layout={"width": "230px"}),
-        width=widgets.IntSlider(4, 2, 4, description="width", layout={"width": "230px"}),
+        images=widgets.Dropdown(options=(1, 2), description="images", layout=narrow),
+        height=widgets.Dropdown(options=(2, 3, 4), value=4, description="height", layout=narrow),
+        width=widgets.Dropdown(options=(2, 3, 4), value=4, description="width", layout=narrow),
         measure=widgets.Button(description="Measure", button_style="primary", layout={"width": "110px"}),
         picture=widgets.HTML(),
         state=State(),

@@ -159,10 +159,10 @@ def draw(state, target="-1"):
     for x, (name, value) in zip((14, 190, 366, 490, 610, 754), facts(state)):
         body += text(x, y + 12, name, "small") + text(x, y + 33, value, "mono" if x < 600 else "strong")
     grid, places, y = _elements(state, y + 76)
-    strip, y = _storage(state, places, y + 26)
+    strip, spots, y = _storage(state, places, y + 26)
     ending, y = _ending(tensor, target, y + 22)
     style = STYLE + lighting(slot_numbers(tensor).unique().tolist())
-    return svg_document(WIDTH, y, f'<g class="xp">{body}{grid}{strip}{ending}</g>', describe(state, target), style, role="group")
+    return svg_document(WIDTH, y, f'<g class="xp">{_links(places, spots)}{body}{grid}{strip}{ending}</g>', describe(state, target), style, role="group")
 
 
 def _elements(state, y):
@@ -220,10 +220,16 @@ def _storage(state, places, y):
     for slot, indices in readers.items():
         body += text(LEFT, y + 38, _readout(tensor, slot, indices), f"readout k{slot}")
     strip, bottom, spots = _strip(tensor, y + 74, readers, "fresh" if copied else "slot")
+    return body + strip, spots, bottom
+
+
+def _links(places, spots):
+    """A line from each element to its slot, shown under the hand."""
+    curves = ""
     for _, slot, x, top in places:
         sx, sy = spots[slot]
-        body += f'<path class="link k{slot}" d="M{x:g} {top:g}C{x:g} {(top + sy) / 2:g} {sx:g} {(top + sy) / 2:g} {sx:g} {sy:g}"/>'
-    return body + strip, bottom
+        curves += f'<path class="link k{slot}" d="M{x:g} {top:g}C{x:g} {(top + sy) / 2:g} {sx:g} {(top + sy) / 2:g} {sx:g} {sy:g}"/>'
+    return curves
 
 
 def _readout(tensor, slot, indices):

@@ -158,7 +158,8 @@ def writable(x):
 def describe(x):
     """A tensor as memory, in three lines of text: shape and dtype, layout, and the part of its storage that it shows.
 
-    Takes one byte of memory for each byte between the first and the last element.
+    "a view" is said of what PyTorch itself remembers as one, which leaves out views of another dtype and those made in
+    inference mode. Takes one byte of memory for each byte between the first and the last element.
     """
     formats = {"contiguous": torch.contiguous_format}
     formats |= {4: {"channels_last": torch.channels_last}, 5: {"channels_last_3d": torch.channels_last_3d}}.get(x.dim(), {})
@@ -172,7 +173,7 @@ def describe(x):
     return "\n".join([
         f"shape {tuple(x.shape)}, {str(x.dtype).removeprefix('torch.')}, on {x.device}",
         f"strides {x.stride()}, offset {x.storage_offset()}: {' and '.join(layout) or 'not contiguous'}",
-        f"{'a view' if x._is_view() else 'not a view'}: {touched} of the {x.untyped_storage().nbytes()} bytes of its storage{repeats}",
+        f"shows {touched} of the {x.untyped_storage().nbytes()} bytes of its storage{repeats}{', as a view' if x._is_view() else ''}",
     ])
 
 
@@ -229,6 +230,7 @@ def allocated_bytes(run):
 
     Counts each new storage and each storage that grows, at its own size: an allocator may round up. Not seen: scratch memory
     inside one operator, sparse tensors, and data that enters without an operator (`torch.tensor`, `torch.from_numpy`, `copy.deepcopy`).
+    The first call of a process takes a second longer: PyTorch loads a part of itself.
     """
     with _Allocations() as seen:
         run()

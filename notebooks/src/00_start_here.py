@@ -17,7 +17,18 @@ import sys
 
 import torch
 
-from course_utils import check, course_map, explore_strides, hint, predict, progress, raises, solution, start, table
+from course_utils import (
+    check,
+    course_map,
+    explore_strides,
+    hint,
+    predict,
+    progress,
+    raises,
+    solution,
+    start,
+    table,
+)
 
 lesson = start("00_start_here", DEVICE, SEED, QUICK)
 
@@ -81,6 +92,7 @@ assert x is y
 # %% [markdown]
 # ### Exercise · How many elements? (two minutes)
 
+
 # %% tags=["exercise"]
 def total_elements(shape):
     """Number of elements of a tensor of this shape.
@@ -121,11 +133,17 @@ explore_strides(torch.arange(6).view(2, 3))
 # %%
 from course_utils.engine.environment import preflight
 
-table(("", "on this machine"), [("!" if finding.hurts else "", finding.text) for finding in preflight()])
+table(
+    ("", "on this machine"),
+    [("!" if finding.hurts else "", finding.text) for finding in preflight()],
+)
 if torch.cuda.is_available():
     print("Cells about GPUs run here, on", torch.cuda.get_device_name())
 else:
-    print("No CUDA device: cells about GPUs say what they would do, and show as much of it as a CPU can.")
+    print(
+        "No CUDA device: cells about GPUs say what they would do",
+        "and show as much of it as a CPU can.",
+    )
 
 # %% [markdown]
 # The course runs in an environment of its own, with versions that were tested together. The advice is old: *a virtual environment for each project, and check version and device first*. The command that brought you here did the first; this cell does the second:
@@ -133,9 +151,23 @@ else:
 # %% tags=["claim-H01"]
 from course_utils.engine.environment import REQUIREMENTS, satisfied
 
-print("environment:", "a virtual environment" if sys.prefix != sys.base_prefix else "the interpreter's own (conda, a container or a hosted notebook)")
-print("torch", torch.__version__, "on Python", sys.version.split()[0], "  default device:", torch.get_default_device())
-assert satisfied(REQUIREMENTS), "installed versions are outside the tested ranges: python -m course_utils lab mends that"
+print(
+    "environment:",
+    "a virtual environment"
+    if sys.prefix != sys.base_prefix
+    else "the interpreter's own (conda, a container or a hosted notebook)",
+)
+print(
+    "torch",
+    torch.__version__,
+    "on Python",
+    sys.version.split()[0],
+    "  default device:",
+    torch.get_default_device(),
+)
+assert satisfied(REQUIREMENTS), (
+    "installed versions are outside the tested ranges: python -m course_utils lab mends that"
+)
 assert torch.ones(1, device=lesson.device).device.type == lesson.device.type
 
 # %% [markdown]
