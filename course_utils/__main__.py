@@ -134,7 +134,11 @@ def main(arguments=None):
     except BrokenPipeError:  # `… | head` has read enough; nothing more can be printed, at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
+    except OSError as error:  # a full disk, a folder that is not writable
+        print(f"{PROGRAM} {options.command} stopped: {error.strerror}: {error.filename}.", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")  # a console that lacks a sign shows another, instead of an error
     sys.exit(main())

@@ -78,8 +78,8 @@ def test_starters_are_read_from_the_lesson_source(monkeypatch, tmp_path):
 
 
 def test_wrong_shows_case_input_result_and_expectation():
-    says(examine("def double(x): return x * 3"), "wrong where a row is doubled (case 1 of 1)", "double(x=tensor([1, 2, 3]))",
-         "expected  tensor([2, 4, 6])", "came      tensor([3, 6, 9])", "3 of 3 elements differ; the first is [0]: 3.0 came, 2.0 was expected")
+    says(examine("def double(x): return x * 3"), "wrong where a row is doubled (case 1 of 1)", "double(x=tensor([1., 2., 3.]))",
+         "expected  tensor([2., 4., 6.])", "came      tensor([3., 6., 9.])", "3 of 3 elements differ; the first is [0]: 3.0 came, 2.0 was expected")
 
 
 def test_raised_shows_the_learners_lines_only():
@@ -117,6 +117,18 @@ def test_a_mistake_about_memory_is_recognised_by_its_memory():
 
 def test_forgotten_return():
     says(examine("def double(x): y = x * 2"), "It returns nothing (None)", "return on every path", without=["prints"])
+
+
+def test_a_none_that_is_a_known_mistake_is_named_too():
+    refused = Mistake("A negative step is fine too.", lambda x: None if x < 0 else x)
+
+    def step(x):
+        return x
+
+    case = Case("a negative step", lambda: (-1,))
+    say = {"solution": step, "cases": [case], "mistakes": [refused]}
+    says(examine("def step(x):\n    if x > 0:\n        return x", **say), "It returns nothing (None)", "A negative step is fine too.")
+    says(examine("def step(x): return 5", **say), without=["A negative step is fine too."])
 
 
 def test_print_in_place_of_return():
@@ -157,11 +169,11 @@ def test_a_number_of_another_kind(source, words):
 
 @pytest.mark.parametrize(("source", "words"), [
     ("[3, 1]", "A list came where a tuple was expected; tuple(...)"),
-    ("(3,)", "It has 1 entries, expected 2"),
+    ("(3,)", "Its length is 1, expected 2"),
     ("(3, 2)", "Entry 1 is 2, expected 1"),
     ("(3.0, 1)", "Entry 0: a float came where an int was expected"),
     ("(3, True)", "Entry 1: a bool came where an int was expected"),
-    ("x.shape", "It has 1 entries, expected 2"),
+    ("x.shape", "Its length is 1, expected 2"),
 ])
 def test_a_tuple_of_another_kind(source, words):
     says(examine(f"def pair(x): return {source}", solution=pair), words)
@@ -410,7 +422,7 @@ def test_a_class_in_place_of_a_function():
 
 
 @pytest.mark.parametrize(("signature", "words"), [
-    ("", "It is called with 1 argument, but it does not take them: too many positional arguments."),
+    ("", "It is called with 1 argument, which does not fit its signature: too many positional arguments."),
     ("x, y", "missing a required argument: 'y'"),
     ("*, x", "too many positional arguments"),
 ])

@@ -1,4 +1,5 @@
-"""The rules that every exercise of every lesson keeps. The answers that are tried are in exercise_answers/, one module for each lesson."""
+"""The rules that every exercise of every lesson keeps. The answers to try are in exercise_answers/, module by module."""
+
 import ast
 import dataclasses
 import importlib
@@ -30,7 +31,12 @@ def from_source(name, source, lesson):
     if toolkit.is_file():
         names |= {"kit": importlib.import_module(f"course_utils.toolkit.{toolkit.stem}")}
     cell = f"<cell of {name}>"
-    linecache.cache[cell] = (len(source), None, source.splitlines(keepends=True), cell)  # where inspect finds a notebook's source
+    linecache.cache[cell] = (
+        len(source),
+        None,
+        source.splitlines(keepends=True),
+        cell,
+    )  # where inspect finds a notebook's source
     exec(compile(source, cell, "exec"), names)
     return names[name]
 
@@ -39,8 +45,11 @@ def starters(exercise):
     """Sources of the function's definitions in the lesson: one, as the learner finds it."""
     path = REPO / "notebooks" / "src" / f"{exercise.lesson}.py"
     text = path.read_text(encoding="utf-8")
-    return [ast.get_source_segment(text, node) for node in ast.parse(text).body
-            if isinstance(node, ast.FunctionDef) and node.name == exercise.name]
+    return [
+        ast.get_source_segment(text, node)
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef) and node.name == exercise.name
+    ]
 
 
 # ── what an exercise must have ────────────────────────────────────────────────────────────────────────────────────────
@@ -51,7 +60,9 @@ def test_it_has_hints_cases_and_mistakes(name):
     exercise = EXERCISES[name]
     assert len(exercise.hints) >= 2 and all(hint.endswith((".", "?", "`", ")")) for hint in exercise.hints)
     assert len(exercise.cases) >= 3 and len({case.name for case in exercise.cases}) == len(exercise.cases)
-    assert all(" " in case.name and case.name[-1] not in ".:" for case in exercise.cases), "a case's name is a sentence without its full stop"
+    assert all(" " in case.name and case.name[-1] not in ".:" for case in exercise.cases), (
+        "a case's name is a sentence without its full stop"
+    )
     assert len(exercise.mistakes) >= 2 and all(mistake.says.endswith((".", "`.")) for mistake in exercise.mistakes)
     assert {case.memory for case in exercise.cases} <= {None, "view", "copy"}
 
@@ -210,7 +221,20 @@ JUNK = {
     "not a function": 3,
     "not a function either": torch.zeros(2),
     "a class as function": Hostile,
-    **{f.__name__: f for f in (in_itself, in_itself_as_tuple, raises_nasty, raises_plainly, leaves, loops, loops_and_swallows, recurses, mutates)},
+    **{
+        f.__name__: f
+        for f in (
+            in_itself,
+            in_itself_as_tuple,
+            raises_nasty,
+            raises_plainly,
+            leaves,
+            loops,
+            loops_and_swallows,
+            recurses,
+            mutates,
+        )
+    },
 }
 
 
@@ -221,6 +245,11 @@ def test_junk_gets_a_message_and_never_a_traceback_of_ours(name, junk):
     report = examine(exercise, JUNK[junk])
     assert report.outcome in (Outcome.WRONG, Outcome.RAISED)
     assert name in report.text and "course_utils" not in report.text and len(report.text) < 4_000
-    for kind, words in {"loops": "time limit", "None": "returns nothing", "raises_plainly": "by the learner", "not a function": "not a function"}.items():
+    for kind, words in {
+        "loops": "time limit",
+        "None": "returns nothing",
+        "raises_plainly": "by the learner",
+        "not a function": "not a function",
+    }.items():
         if junk.startswith(kind):
             assert words in report.text

@@ -5,13 +5,11 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
+import websocket
 from nbformat.sign import NotebookNotary
 from small_repo import Repository, notebook
 
@@ -164,6 +162,18 @@ class Server:
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
 
+    def start_kernel(self):
+        """Start one, wait until it answers (stopped earlier, it would show a traceback of its own); its process."""
+        name = json.loads(self.ask("/api/kernels", self.token, "POST")[1])["id"]
+        address = f"ws://127.0.0.1:{self.port}/api/kernels/{name}/channels?token={self.token}"
+        channels = websocket.create_connection(address, timeout=30)
+        while "idle" not in self.ask(f"/api/kernels/{name}", self.token)[1]:
+            channels.recv()
+        channels.close()
+        children = psutil.Process(self.process.pid).children()
+        (started,) = [child for child in children if "ipykernel" in " ".join(child.cmdline())]
+        return started
+
 
 @pytest.fixture
 def repo(tmp_path):
@@ -202,39 +212,20 @@ def test_lab_answers_with_its_token_alone_and_ends_cleanly(server, repo, home, t
     settings = json.loads(server.ask("/lab/api/settings/@jupyterlab/apputils-extension:notification", server.token)[1])
     assert settings["schema"]["properties"]["fetchNews"]["default"] == "false" and settings["raw"] == "{}"
 
-    assert server.ask("/api/kernels", server.token, "POST")[0] == 201
-    deadline = time.monotonic() + 20
-    while '"idle"' not in server.ask("/api/kernels", server.token)[1] and time.monotonic() < deadline:
-        time.sleep(0.1)  # a kernel that is stopped while it starts shows a traceback of its own
-    kernel = children(server.process.pid)
-    assert len(kernel) == 1
-    environment = dict(entry.split("=", 1) for entry in environment_of(kernel[0]) if "=" in entry)
-    assert environment.get("PYTHONPATH", "").split(os.pathsep)[0] == str(repo.root)
-    assert environment.get("COURSE_WORK") == str(repo.work) and server.token not in str(environment)
-    assert server.token not in command_of(server.process.pid)
+    kernel = server.start_kernel()
+    environment = kernel.environ()
+    assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(repo.root)
+    assert environment["COURSE_WORK"] == str(repo.work) and server.token not in str(environment)
+    assert server.token not in " ".join(psutil.Process(server.process.pid).cmdline())
 
     server.process.send_signal(number)
     output, errors = server.process.communicate(timeout=20)
     assert server.process.returncode == 0 and "Traceback" not in errors
     assert output == f"JupyterLab has ended; your work is in {repo.work}\n"
-    assert not Path("/proc", kernel[0]).exists() or sys.platform != "linux"
+    assert not kernel.is_running()
     assert not list((tmp_path / "home" / "runtime").glob("jpserver-*.json"))
     with pytest.raises(OSError):
         server.ask("/api")
-
-
-def children(pid):
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True).stdout.splitlines()
-    return [line.split()[0] for line in listed if line.split()[1] == str(pid) and "ipykernel" in line]
-
-
-def command_of(pid):
-    return subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True).stdout
-
-
-def environment_of(pid):
-    path = Path("/proc", pid, "environ")
-    return path.read_text().split("\0") if path.exists() else []
 
 
 def test_without_lessons_lab_says_what_to_do(tmp_path):

@@ -1,4 +1,5 @@
 """The toolkit's tensor functions against PyTorch and numpy themselves, on thousands of random layouts."""
+
 import doctest
 import random
 
@@ -8,14 +9,30 @@ import torch
 
 from course_utils.toolkit import tensors
 from course_utils.toolkit.tensors import (
-    allocated_bytes, batch_diagonal, broadcast_shape, contiguous_strides, describe, element_offset, hwc_to_chw, merge_heads,
-    padding_mask, shares_memory, shares_storage, sliding_windows, storage_bytes, view_strides, writable,
+    allocated_bytes,
+    batch_diagonal,
+    broadcast_shape,
+    contiguous_strides,
+    describe,
+    element_offset,
+    hwc_to_chw,
+    merge_heads,
+    padding_mask,
+    shares_memory,
+    shares_storage,
+    sliding_windows,
+    storage_bytes,
+    view_strides,
+    writable,
 )
 
 
 def random_layout(rng):
     """A shape and strides as chains of transposes, slices, expands and odd hand-made strides leave them."""
-    shape = [rng.choice([0, 1, 1, 2, 2, 3, 4, 6] if rng.random() < 0.15 else [1, 2, 2, 3, 4, 6]) for _ in range(rng.randrange(6))]
+    shape = [
+        rng.choice([0, 1, 1, 2, 2, 3, 4, 6] if rng.random() < 0.15 else [1, 2, 2, 3, 4, 6])
+        for _ in range(rng.randrange(6))
+    ]
     strides = list(contiguous_strides(shape))
     kind = rng.randrange(5)
     if kind == 1:  # transposed
@@ -28,7 +45,9 @@ def random_layout(rng):
         strides = [0 if rng.random() < 0.5 else s for s in strides]
     elif kind == 4:
         strides = [rng.randrange(13) for _ in shape]
-    return tuple(shape), tuple(rng.randrange(20) if n == 1 and rng.random() < 0.5 else s for n, s in zip(shape, strides))
+    return tuple(shape), tuple(
+        rng.randrange(20) if n == 1 and rng.random() < 0.5 else s for n, s in zip(shape, strides)
+    )
 
 
 def random_shape_of(elements, shape, rng):
@@ -48,7 +67,7 @@ def random_shape_of(elements, shape, rng):
         factors = [f for f in range(2, new[d]) if new[d] % f == 0]
         if factors and rng.random() < 0.5:
             f = rng.choice(factors)
-            new[d:d + 1] = [f, new[d] // f]
+            new[d : d + 1] = [f, new[d] // f]
         if rng.random() < 0.2:
             new.insert(d, 1)
     return tuple(new)
@@ -65,8 +84,14 @@ def test_view_strides_agrees_with_torch():
         except RuntimeError:
             expected = None
         assert view_strides(shape, strides, new_shape) == expected, (shape, strides, new_shape)
-        for name, true in [("views", expected is not None), ("refused", expected is None), ("size 0", 0 in shape), ("size 1", 1 in shape),
-                           ("stride 0", 0 in strides), ("scalar", shape == ())]:
+        for name, true in [
+            ("views", expected is not None),
+            ("refused", expected is None),
+            ("size 0", 0 in shape),
+            ("size 1", 1 in shape),
+            ("stride 0", 0 in strides),
+            ("scalar", shape == ()),
+        ]:
             seen[name] += true
     assert min(seen.values()) > 500, seen
 
@@ -137,7 +162,12 @@ def test_shares_memory_agrees_with_numpy():
     for _ in range(3_000):
         a, b = (random_view(rng.choice(bases), rng) for _ in "ab")
         answers.append(shares_memory(a, b))
-        assert answers[-1] == np.shares_memory(a.numpy(), b.numpy()) == shares_memory(b, a), (a.shape, a.stride(), b.shape, b.stride())
+        assert answers[-1] == np.shares_memory(a.numpy(), b.numpy()) == shares_memory(b, a), (
+            a.shape,
+            a.stride(),
+            b.shape,
+            b.stride(),
+        )
     assert 500 < sum(answers) < 2_500
 
 
@@ -156,7 +186,11 @@ def test_shares_storage():
     assert not shares_storage(x, x.clone())
     empty, array = torch.empty(0), np.empty(0)
     meta = torch.empty(3, device="meta")
-    assert not shares_storage(empty, empty) and not shares_storage(empty, torch.empty(0)) and not shares_storage(meta, meta)
+    assert (
+        not shares_storage(empty, empty)
+        and not shares_storage(empty, torch.empty(0))
+        and not shares_storage(meta, meta)
+    )
     assert not shares_storage(torch.from_numpy(array), torch.from_numpy(array))
 
 
@@ -184,10 +218,15 @@ def test_writable_copies_exactly_where_numpy_finds_one_place_twice():
 
 def test_describe_says_what_memory_a_tensor_shows():
     text = describe(torch.arange(24.0).view(4, 6)[1:3, ::2])
-    assert text == "shape (2, 3), float32, on cpu\nstrides (6, 2), offset 6: not contiguous\nshows 24 of the 96 bytes of its storage, as a view"
+    assert (
+        text == "shape (2, 3), float32, on cpu\n"
+        "strides (6, 2), offset 6: not contiguous\n"
+        "shows 24 of the 96 bytes of its storage, as a view"
+    )
     assert "12 elements in 3 places" in describe(torch.zeros(3, 1).expand(3, 4))
     assert describe(torch.zeros(1, 2, 3, 4).to(memory_format=torch.channels_last)).endswith(
-        "offset 0: channels_last\nshows 96 of the 96 bytes of its storage")
+        "offset 0: channels_last\nshows 96 of the 96 bytes of its storage"
+    )
     assert "contiguous and channels_last" in describe(torch.zeros(2, 3, 1, 1))
     assert "0 of the 0 bytes" in describe(torch.empty(0, 3)) and "on meta" in describe(torch.empty(2, device="meta"))
     assert "2 of the 2 bytes" in describe(torch.zeros((), dtype=torch.bfloat16))
@@ -231,7 +270,10 @@ def test_allocated_bytes_sees_backward_and_lets_exceptions_through():
     assert allocated_bytes(lambda: torch.empty(1)) == 4
 
 
-@pytest.mark.parametrize("x", [torch.arange(24.0).view(2, 12), torch.arange(24.0).view(12, 2).t(), torch.arange(30.0)[4:], torch.arange(30)[::3]])
+@pytest.mark.parametrize(
+    "x",
+    [torch.arange(24.0).view(2, 12), torch.arange(24.0).view(12, 2).t(), torch.arange(30.0)[4:], torch.arange(30)[::3]],
+)
 @pytest.mark.parametrize("size, step", [(1, 1), (3, 1), (3, 2), (2, 5), (8, 1)])
 def test_sliding_windows_are_those_of_unfold(x, size, step):
     windows = sliding_windows(x, size, step)
@@ -245,9 +287,15 @@ def test_sliding_windows_that_do_not_exist(size, step):
         sliding_windows(torch.arange(5), size, step)
 
 
-@pytest.mark.parametrize("x", [
-    torch.arange(18.0).view(2, 3, 3), torch.arange(36.0).view(4, 3, 3)[1::2], torch.arange(18.0).view(3, 3, 2).permute(2, 1, 0), torch.ones(0, 2, 2),
-])
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.arange(18.0).view(2, 3, 3),
+        torch.arange(36.0).view(4, 3, 3)[1::2],
+        torch.arange(18.0).view(3, 3, 2).permute(2, 1, 0),
+        torch.ones(0, 2, 2),
+    ],
+)
 def test_batch_diagonal_is_torchs_and_writes_through(x):
     x = x.detach()
     diagonal = batch_diagonal(x)

@@ -52,7 +52,7 @@ def _tensor_difference(expected, got, tolerance, strides):
     if got.layout != expected.layout:
         return f"the layout is {got.layout}, expected {expected.layout}"
     if got.device.type != expected.device.type:
-        return f"the result is on the device {got.device}, expected {expected.device}, where the input is"
+        return f"the result is on the device {got.device}, expected {expected.device}"
     if got.shape != expected.shape:
         return _shape_difference(expected, got, tolerance)
     if got.dtype != expected.dtype:
@@ -86,7 +86,7 @@ def _shape_difference(expected, got, tolerance):
     except RuntimeError:
         fits = False
     if fits and got.numel():
-        said += "; the values fit only by broadcasting, which repeats elements without a word and hides such an error until a loss is wrong"
+        said += "; the values fit only by broadcasting, which repeats elements without a word: in a loss nobody would notice"
     elif got.numel() and got.numel() == expected.numel() and bool(_close(expected.flatten(), got.flatten(), tolerance).all()):
         said += "; the values and their order are right"
     return said
@@ -106,7 +106,7 @@ def _sequence_difference(expected, got, tolerance, strides):
     if not isinstance(got, family):
         return f"{kind(got)} came where {kind(expected)} was expected" + _cure(expected, got)
     if len(got) != len(expected):
-        return f"it has {len(got)} entries, expected {len(expected)}"
+        return f"its length is {len(got)}, expected {len(expected)}"
     for i, (e, g) in enumerate(zip(expected, got)):
         said = difference(e, g, tolerance, strides)
         if said:
@@ -179,7 +179,7 @@ def _brief_tensor(value):
         return f"{dtype} tensor of shape {tuple(value.shape)}, strides {value.stride()}{place}"
     numbers = value.detach().cpu()
     numbers = numbers.float() if numbers.dtype in (torch.float16, torch.bfloat16) else numbers
-    text = _SHORT.repr(numbers.item()) if value.dim() == 0 else _rounded(numbers.tolist())
+    text = _rounded(numbers.tolist())
     usual = value.dtype in (torch.float32, torch.int64, torch.bool) and value.numel()
     return f"tensor({text})" + ("" if usual else f" of {dtype}, shape {tuple(value.shape)}") + place
 
@@ -187,4 +187,7 @@ def _brief_tensor(value):
 def _rounded(nested):
     if isinstance(nested, list):
         return "[" + ", ".join(map(_rounded, nested)) + "]"
-    return f"{nested:.6g}" if isinstance(nested, (float, complex)) else repr(nested)
+    if not isinstance(nested, (float, complex)):
+        return repr(nested)
+    text = f"{nested:.6g}"
+    return text + "." * text.lstrip("-").isdecimal()  # 2. is a float, as torch prints it

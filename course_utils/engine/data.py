@@ -58,8 +58,9 @@ def _torchvision(name):
         parts = [source(folder, train=train, download=True) for train in (True, False)]
     except (OSError, RuntimeError, http.client.HTTPException) as error:
         # urllib's errors are OSErrors; torchvision raises RuntimeError when every mirror failed or the file is not the expected one
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ConnectionError(
-            f"{name} is fetched from the network at first use, and that failed ({type(error).__name__}: {str(error)[:200]}). "
+            f"{name} is fetched from the network at first use, and that failed ({said}). "
             'No lesson needs it: load("digits") works without a network.'
         ) from None
     images = [torch.as_tensor(part.data) for part in parts]

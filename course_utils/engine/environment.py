@@ -214,7 +214,7 @@ def install(latest, torch_index):
     # that this build of it asks for, instead of the CUDA libraries that the lock names for the default build.
     lines = requirement_lines(source)
     torch = [line for line in lines if package(line) in TORCH]
-    step("installing torch from its own index", pip + ["--index-url", torch_index, "--no-deps"] + torch)
+    step("installing torch from its own index", pip + ["--upgrade", "--index-url", torch_index, "--no-deps"] + torch)
     rest = VENV / "rest.txt"
     rest.write_text("\n".join(line for line in lines if not re.match(CUDA_LIBRARIES, package(line))), encoding="utf-8")
     step("installing the rest", pip + ["-r", str(rest)])
@@ -367,8 +367,8 @@ def shared_memory(place="/dev/shm"):
         size = shutil.disk_usage(place).total
     except OSError:
         return finding(f"{place}: none", "DataLoader workers hand their batches over there (lesson 05)")
-    harm = ("a DataLoader worker whose batches do not fit dies with a bus error (lesson 05); "
-            "a container gets more with --shm-size=1g")
+    harm = ("a DataLoader worker whose batches do not fit in it fails (lesson 05); a container gets more with "
+            "--shm-size=1g")
     return finding(f"{place}: {size / GB:.2f} GB", size < 500e6 and harm)
 
 

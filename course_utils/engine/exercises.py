@@ -180,7 +180,7 @@ def _find(thing):
     bound = [n for n in registry() if n in names and names[n] is thing]  # a lambda, a partial, an imported function
     if bound:
         return registry()[bound[0]], thing
-    given = f"a function called {name}" if callable(thing) and name else f"{kind(thing)}, {brief(thing)}"
+    given = f"a function called {name}" if callable(thing) and name else "None" if thing is None else f"{kind(thing)}, {brief(thing)}"
     raise LookupError(f"This takes the function of an exercise, as in check({next(iter(registry()))}); it was given {given}.")
 
 
@@ -248,10 +248,6 @@ def _judge(exercise, function, case, which):
         expected = (("text", f"Here it should raise {case.raises.__name__}."),) if case.raises else ()
         return Report(Outcome.RAISED, f"{exercise.name}: raised {type(came.error).__name__} where {case.name} ({which})",
                       (("code", inputs), ("code", _learner_traceback(came.error)), *expected))
-    if came.result is None and wanted.result is not None:
-        if came.printed:
-            return wrong("It prints its answer and returns nothing. A caller gets None: use return.")
-        return wrong("It returns nothing (None). Is there a return on every path?")
     fault = _fault(case, wanted, wanted_args, came, args)
     if fault is None:
         return None
@@ -263,6 +259,10 @@ def _fault(case, wanted, wanted_args, came, args):
     """(what it is about, the complaint) for what a call gave and did, or None where both are as they should be."""
     if case.raises:
         return "value", f"here it should raise {case.raises.__name__}"
+    if came.result is None and wanted.result is not None:
+        if came.printed:
+            return "value", "it prints its answer and returns nothing. A caller gets None: use return."
+        return "value", "it returns nothing (None). Is there a return on every path?"
     said = case.verify(came.result, *args) if case.verify else difference(wanted.result, came.result, case.tolerance, case.strides)
     if said:
         return "value", said
@@ -445,7 +445,7 @@ def _misfit(function, args):
     try:
         inspect.signature(function).bind(*args)
     except TypeError as error:
-        return f"It is called with {len(args)} argument{'s' * (len(args) != 1)}, but it does not take them: {error}."
+        return f"It is called with {len(args)} argument{'s' * (len(args) != 1)}, which does not fit its signature: {error}."
     except ValueError:
         pass  # some built-in functions have no signature
     return None

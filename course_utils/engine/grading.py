@@ -1,9 +1,9 @@
-"""The command `grade`: a folder of submissions, each run and judged in a process of its own, with limits of time and memory.
+"""The command `grade`: a folder of submissions, each run and judged in a process of its own, within time and memory.
 
 The judgement is `examine`, on the functions that the notebook's cells define: a removed check cell or a forged progress
-file changes nothing. The limits are against accidents. A submission is a program that runs with your rights, in a process
-that holds the checks too: one written to attack the machine or to forge its grade from inside can do so. Where you do not
-trust the authors, run the command in a container without a network.
+file changes nothing. The limits are against accidents. A submission is a program that runs with your rights, in a
+process that holds the checks too: one written to attack the machine or to forge its grade from inside can do so. Where
+you do not trust the authors, run the command in a container without a network.
 """
 import csv
 import json
@@ -49,7 +49,7 @@ def grade(folder, as_json=False):
 
 
 def submissions(root):
-    """(name, path) of each notebook in the folder and in the students' folders; path is None for a folder without any."""
+    """(name, path) of each notebook in the folder and in the students' folders; path None: a folder without any."""
     found = []
     for entry in sorted(root.iterdir()):
         if entry.is_dir() and not entry.name.startswith("."):
@@ -124,8 +124,8 @@ def lesson_of(sources, path):
 
 
 def _run_cells(sources, exercises, outcomes, save):
-    """Judge each function once a cell has defined it, and again at the end what is not right: a helper may come later, and
-    a later cell may spoil what was right. Returns what cells raised."""
+    """Judge each function once a cell has defined it, and again at the end what is not right: a helper may come later,
+    and a later cell may spoil what was right. Returns what cells raised."""
     from IPython.core.interactiveshell import InteractiveShell
 
     shell = InteractiveShell.instance()
@@ -163,8 +163,8 @@ def _run_cell(shell, source):
 
 
 def _limit_memory():
-    """On Linux an allocation beyond the limit raises in the cell that asks for it, and the rest is still judged. Elsewhere,
-    and for processes that a submission starts, the teacher's process watches twice the limit and stops the whole."""
+    """On Linux an allocation beyond the limit raises in the cell that asks for it, and the rest is still judged. For the
+    rest (other systems, processes that a submission starts) the teacher's process stops the whole at twice the limit."""
     if sys.platform == "linux":
         import resource
 

@@ -126,23 +126,11 @@ def reset(words, lessons=None, work=None):
 
 
 def keep(copy):
-    """Move a copy to a name with the present time in it, one that is free."""
+    """Move a copy to a name with the present time in it, one that is free: the record's lock keeps other resets away."""
     moment = datetime.datetime.now()
-    while True:
-        kept = copy.with_name(f"{copy.stem}.{moment:%Y-%m-%d-%H%M%S}.ipynb")
-        try:
-            os.link(copy, kept)  # unlike a rename, this never replaces a file
-        except FileExistsError:
-            moment += datetime.timedelta(seconds=1)
-        except OSError:  # a file system without links
-            if kept.exists():
-                moment += datetime.timedelta(seconds=1)
-                continue
-            os.rename(copy, kept)
-            return kept
-        else:
-            os.unlink(copy)
-            return kept
+    while (kept := copy.with_name(f"{copy.stem}.{moment:%Y-%m-%d-%H%M%S}.ipynb")).exists():
+        moment += datetime.timedelta(seconds=1)
+    return copy.rename(kept)
 
 
 # ---- JupyterLab --------------------------------------------------------------------------------------------------

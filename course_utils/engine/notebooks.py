@@ -31,7 +31,7 @@ def find(wanted):
     """The lessons meant by "1", "01" or "01_tensors"; all of them for an empty list. ValueError names the lessons there are."""
     found = []
     for word in wanted:
-        match = [name for name in lessons() if word == name or (word.isdigit() and name.startswith(f"{int(word):02d}_"))]
+        match = [name for name in lessons() if word == name or (word.isdecimal() and name.startswith(f"{int(word):02d}_"))]
         if not match:
             raise ValueError(f"there is no lesson {word!r}; there are {', '.join(lessons())}")
         found += match
@@ -114,9 +114,10 @@ def staleness(lesson):
     path = BUILT / f"{lesson}.ipynb"
     if not path.is_file():
         return "has not been built"
+    source = from_source(lesson)
     try:
-        built, source = nbformat.read(path, as_version=4), from_source(lesson)
-    except nbformat.reader.NotJSONError:
+        built = nbformat.read(path, as_version=4)
+    except Exception:  # nbformat raises this and that for what is no notebook, such as one with the marks of a merge in it
         return "is not a notebook file"
     if len(built.cells) != len(source.cells):
         return f"has {len(built.cells)} cells, its source {len(source.cells)}"

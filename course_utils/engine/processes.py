@@ -34,8 +34,8 @@ class Ended:
 
 
 def run(command, environment=None, cwd=REPO, seconds=None, memory=None, on_line=None):
-    """Run it to its end or a limit: seconds, or bytes resident in all its processes. Its output goes where ours goes, or line
-    by line to `on_line`. An exception here (Ctrl-C) ends it with all that it started."""
+    """Run it to its end or a limit: seconds, or bytes resident in all its processes. Its output goes where ours goes, or
+    line by line to `on_line`. An exception here (Ctrl-C) ends it with all that it started."""
     mark = uuid.uuid4().hex
     marks = os.pathsep.join(filter(None, [os.environ.get(MARK), mark]))  # a run inside a run carries both
     output = {} if on_line is None else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -61,8 +61,8 @@ def run(command, environment=None, cwd=REPO, seconds=None, memory=None, on_line=
 
 
 def kernel_environment(folder, strict):
-    """The environment of a process with kernels: the course at hand, nothing of the learner's (progress, IPython's start-up
-    files). With `strict`, deprecated calls are errors."""
+    """The environment of a process with kernels: the course at hand, nothing of the learner's (progress, IPython's own
+    start-up files). With `strict`, deprecated calls are errors."""
     startup = pathlib.Path(folder, "ipython", "profile_default", "startup")
     startup.mkdir(parents=True, exist_ok=True)
     if strict:

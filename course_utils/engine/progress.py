@@ -147,6 +147,7 @@ def report(json=False):
         print(f"{lesson}: {solved} of {len(exercises)} exercises, {right} of {made} predictions")
         for name, e in exercises.items():
             mark = {"right": "✓", "not attempted": "○"}.get(e["outcome"], "✗")
-            effort = f"  ({e['attempts']} attempts, {e['hints']} hints)" if e["attempts"] else ""
+            tries, hints = e["attempts"], e["hints"]
+            effort = f"  ({tries} attempt{'s' * (tries != 1)}, {hints} hint{'s' * (hints != 1)})" if tries else ""
             print(f"  {mark} {name}: {e['outcome']}{effort}")
     return 0

@@ -1,9 +1,10 @@
-"""The command `run`: each lesson as a batch job under papermill, in a process of its own, with a time limit and a summary.
+"""The command `run`: each lesson as a batch job under papermill, in a process of its own, within a time limit.
 
 The executed notebooks and their logs stay in build/run. The learner's progress is not touched.
 """
 import contextlib
 import dataclasses
+import os
 import pathlib
 import re
 import sys
@@ -36,7 +37,7 @@ def run(lessons, solved=False, device=None, full=False):
         return 2
     results = run_all(names, solved, device, full)
     good, seconds = sum(r.problem is None for r in results), sum(r.seconds for r in results)
-    print(f"{good} of {len(results)} notebooks ran through in {seconds:.0f} s; they are in {RESULTS.relative_to(REPO)}")
+    print(f"{good} of {len(results)} notebooks ran through in {seconds:.0f} s; they are in {os.path.relpath(RESULTS, REPO)}")
     return 0 if good == len(results) else 1
 
 
@@ -91,11 +92,11 @@ def _run_one(name, solved, device, full, bar):
             (RESULTS / f"{stem}.ipynb").write_bytes(written.read_bytes())
     log = RESULTS / f"{stem}.log"
     log.write_text("\n".join(lines), encoding="utf-8")
-    return Result(name, ended.seconds, problem and f"{problem}; see {log.relative_to(REPO)}")
+    return Result(name, ended.seconds, problem and f"{problem}; see {os.path.relpath(log, REPO)}")
 
 
 def _problem(path, ended, lines, limit, strict):
-    """What went wrong, from the notebook that papermill wrote: the cell by its first line, and the error. None: all is well."""
+    """What went wrong, from the notebook that papermill wrote: the cell by its first line, and the error; else None."""
     cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"] if path.is_file() else []
     where = [f" in the cell {_first_line(c.source)!r}" for c in cells if c.metadata.papermill.status == "running"]
     if ended.stopped:

@@ -1,6 +1,6 @@
-"""The command `test`: everything that CI runs, leg by leg, each streamed and timed, with one table and one line of counts at the end.
+"""The command `test`: everything that CI runs, leg by leg, streamed and timed; at the end one table, one line of counts.
 
-Counts come from pytest's own report files. What does not run is said, with its reason; under CI it is a failure.
+Counts come from pytest's own report files. What did not run is said, with the reason; under CI it is a failure.
 """
 import collections
 import contextlib
@@ -14,14 +14,15 @@ import time
 import xml.etree.ElementTree as xml
 
 from course_utils.engine import notebooks, processes, runs
-from course_utils.engine.progress import REPO
 
 LEG_LIMIT = 1800  # seconds
-CELL_TIMEOUT = 120  # seconds; nbval notices a dead kernel only by it
+CELL_TIMEOUT = 120  # seconds; nbval notices a dead kernel by nothing else
 BROWSERS = (
     "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge",
-    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome", "/Applications/Chromium.app/Contents/MacOS/Chromium",
-    r"C:\Program Files\Google\Chrome\Application\chrome.exe", r"C:\Program Files (x86)\Google\Chrome\Application\chrome.exe",
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+    "/Applications/Chromium.app/Contents/MacOS/Chromium",
+    r"C:\Program Files\Google\Chrome\Application\chrome.exe",
+    r"C:\Program Files (x86)\Google\Chrome\Application\chrome.exe",
 )
 
 
@@ -36,7 +37,7 @@ class Leg:
 
     @property
     def result(self):
-        return f"not run: {self.not_run}" if self.not_run else "FAILED" if self.failed or not self.passed else "passed"
+        return f"not run: {self.not_run}" if self.not_run else "FAILED" if self.failed else "passed"
 
 
 def test(quick=False, device=None):
@@ -50,17 +51,17 @@ def test(quick=False, device=None):
     with tempfile.TemporaryDirectory(prefix="course-test-", ignore_cleanup_errors=True) as scratch:
         for name, run in plan(quick, devices(device), pathlib.Path(scratch)):
             print(f"\n── {name} ──", flush=True)
-            began = time.monotonic()
+            leg, began = Leg(name), time.monotonic()
             try:
-                leg = run(Leg(name))
+                run(leg)
             except KeyboardInterrupt:
-                print(f"\ntest: interrupted in the leg {name}; nothing of it is left running", file=sys.stderr)
+                print(f"\ntest: interrupted in the leg {name}, of which nothing is left running", file=sys.stderr)
                 return 130
             leg.seconds = time.monotonic() - began
-            if leg.not_run and in_ci():
-                leg.failed = 1
+            if not leg.passed and not leg.failed and (in_ci() or not leg.not_run):
+                leg.failed = 1  # a leg in which nothing ran proves nothing
             legs.append(leg)
-    return summary(legs, quick, device)
+    return summary(legs, quick)
 
 
 def plan(quick, on, scratch):
@@ -77,7 +78,7 @@ def plan(quick, on, scratch):
 
 
 def devices(asked):
-    """Where the notebooks are proven: the device asked for, else the CPU, and CUDA too where there is one."""
+    """Where the notebooks are proven: on the device asked for, else on the CPU, and on CUDA too where there is one."""
     if asked not in (None, "auto"):
         return [asked]
     import torch
@@ -95,106 +96,106 @@ def in_ci():
 def freshness(leg):
     for lesson in notebooks.lessons():
         why = notebooks.staleness(lesson)
-        print(f"{lesson}: {'fresh' if why is None else f'stale, it {why}; `python -m course_utils build {lesson[:2]}` makes it anew'}")
+        print(f"{lesson}: {'stale, it ' + why if why else 'fresh'}")
         leg.passed += why is None
         leg.failed += why is not None
-    return leg
+    if leg.failed:
+        print("`python -m course_utils build` makes stale notebooks anew")
 
 
 def lint(leg):
-    status = processes.run([sys.executable, "-m", "ruff", "check", str(REPO)]).status
-    leg.passed, leg.failed = int(status == 0), int(status != 0)
-    return leg
+    leg.failed = int(processes.run([sys.executable, "-m", "ruff", "check", "."], seconds=LEG_LIMIT).status != 0)
+    leg.passed = 1 - leg.failed
 
 
 def pytest(leg, scratch, *arguments, **environment):
-    """One run of pytest in the repository, its results read from its report. The tests' conftest sees to COURSE_WORK."""
+    """One run of pytest. The conftest at the root keeps it away from the learner's folder."""
     report = scratch / f"{leg.name.replace(' ', '-')}.xml"
     ended = processes.run(
-        [sys.executable, "-m", "pytest", *arguments, "-q", f"--junitxml={report}"],
+        [sys.executable, "-m", "pytest", "-q", *arguments, f"--junitxml={report}"],
         {"COURSE_STRICT": "", "DEVICE": "", **environment}, seconds=LEG_LIMIT,
     )
+    count(leg, report)
+    if ended.status and not leg.failed:
+        leg.failed = 1
+        limit = f"was stopped after {LEG_LIMIT} s"
+        print(f"{leg.name}: pytest {limit if ended.stopped else f'ended with status {ended.status}'}")
+
+
+def count(leg, report):
     for case in xml.parse(report).iter("testcase") if report.is_file() else ():
+        skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
             leg.failed += 1
-        elif case.find("skipped") is not None:
-            leg.skipped[case.find("skipped").get("message") or "no reason given"] += 1
+        elif skipped is not None:
+            leg.skipped[skipped.get("message") or "no reason given"] += 1
         else:
             leg.passed += 1
-    if ended.status and not leg.failed:
-        why = f"stopped at its time limit of {LEG_LIMIT} s" if ended.stopped else f"pytest ended with status {ended.status}"
-        print(f"{leg.name}: {why}")
-        leg.failed = 1
-    return leg
 
 
 def nbval(leg, scratch, device):
-    built = [f"notebooks/{name}.ipynb" for name in notebooks.lessons() if (notebooks.BUILT / f"{name}.ipynb").is_file()]
+    built = [f"notebooks/{n}.ipynb" for n in notebooks.lessons() if (notebooks.BUILT / f"{n}.ipynb").is_file()]
     if not built:
         leg.not_run = "no notebook has been built"
-        return leg
-    side_by_side = ["-n", "2", "--dist", "loadfile"] if len(built) > 1 else []  # two kernels on two cores: a thread for each
+        return
+    # two kernels at once, a notebook's cells all in one; on a GPU one after the other, or they would share its memory
+    side_by_side = ["-n", "2", "--dist", "loadfile"] if len(built) > 1 and device == "cpu" else []
     threads = {"OMP_NUM_THREADS": "1"} if side_by_side else {}
-    return pytest(
-        leg, scratch, "--nbval-lax", f"--nbval-cell-timeout={CELL_TIMEOUT}", *built, *side_by_side, DEVICE=device, **threads
-    )
+    pytest(leg, scratch, "--nbval-lax", f"--nbval-cell-timeout={CELL_TIMEOUT}", *built, *side_by_side,
+           DEVICE=device, **threads)
 
 
 def papermill(leg, device):
     results = runs.run_all(notebooks.lessons(), solved=True, device=device)
     leg.failed = sum(r.problem is not None for r in results)
     leg.passed = len(results) - leg.failed
-    return leg
 
 
 def browser(leg, scratch):
     program = find_browser()
     if program is None:
         leg.not_run = "no Chromium or Chrome found"
-        return leg
-    return pytest(leg, scratch, "tests/browser", COURSE_BROWSER=program)
+        return
+    pytest(leg, scratch, "tests/browser", COURSE_BROWSER=program)
 
 
 def find_browser():
-    """The Chromium or Chrome that the browser tests drive: $COURSE_BROWSER, an installed one, or Playwright's own; None without any."""
+    """The Chromium or Chrome for the browser tests: $COURSE_BROWSER, an installed one, or Playwright's; else None."""
     wanted = os.environ.get("COURSE_BROWSER")
-    for name in [wanted] if wanted else BROWSERS:
-        if shutil.which(name):
-            return shutil.which(name)
-    with contextlib.suppress(Exception):
-        from playwright.sync_api import sync_playwright
+    found = next(filter(None, map(shutil.which, [wanted] if wanted else BROWSERS)), None)
+    if found is None and not wanted:
+        with contextlib.suppress(Exception):  # Playwright is not installed, or has no browser
+            from playwright.sync_api import sync_playwright
 
-        with sync_playwright() as playwright:
-            if os.path.exists(playwright.chromium.executable_path):
-                return playwright.chromium.executable_path
-    return None
+            with sync_playwright() as playwright:
+                found = shutil.which(playwright.chromium.executable_path)
+    return found
 
 
 # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def summary(legs, quick, device):
+def summary(legs, quick):
     rows = [("leg", "passed", "failed", "skipped", "seconds", "result")]
-    rows += [(leg.name, leg.passed, leg.failed, leg.skipped.total(), f"{leg.seconds:.1f}", leg.result) for leg in legs]
-    widths = [max(len(str(row[i])) for row in rows) for i in range(5)]
+    rows += [(g.name, g.passed, g.failed, g.skipped.total(), f"{g.seconds:.1f}", g.result) for g in legs]
+    width = max(len(row[0]) for row in rows)
     print()
-    for row in rows:
-        print("  ".join([str(row[0]).ljust(widths[0]), *(str(c).rjust(w) for c, w in zip(row[1:5], widths[1:])), row[5]]))
+    for name, *numbers, result in rows:
+        print(name.ljust(width), *(str(n).rjust(8) for n in numbers), "", result)
     print()
     for leg in legs:
-        for reason, count in leg.skipped.items():
-            print(f"{leg.name}: {count} skipped: {reason}")
+        for reason, number in leg.skipped.items():
+            print(f"{leg.name}: {number} skipped: {reason}")
     if quick:
         print("left out by --quick: papermill on the solved notebooks, the browser tests")
-    if not any(leg.name.endswith("on cuda") for leg in legs):
+    if not any("cuda" in leg.name for leg in legs):
         print(f"{cuda_cells()} cells have a part that only a CUDA device runs")
-    if device:
-        print(f"the notebooks ran on {device} alone, as --device asked")
     passed, failed = sum(leg.passed for leg in legs), sum(leg.failed for leg in legs)
     print(f"\n{passed} passed, {failed} failed", flush=True)
     return 1 if failed else 0
 
 
 def cuda_cells():
-    """How many cells, in all lessons, are tagged as having real CUDA code."""
-    return sum("cuda" in cell.metadata.get("tags", []) for name in notebooks.lessons() for cell in notebooks.from_source(name).cells)
+    """How many cells, in all lessons, are tagged as holding real CUDA code."""
+    cells = [cell for name in notebooks.lessons() for cell in notebooks.from_source(name).cells]
+    return sum("cuda" in cell.metadata.get("tags", []) for cell in cells)

@@ -1,1 +1,4 @@
-"""The exercises: one module for each lesson, each ending in its EXERCISES. The reference solutions are the toolkit's functions where one exists."""
+"""The exercises: one module for each lesson, each ending in its EXERCISES.
+
+A reference is the toolkit's function where there is one.
+"""

@@ -1,4 +1,5 @@
 """Exercises of lesson 00: one, to try the machinery on."""
+
 from course_utils.engine.exercises import Case, Exercise, Mistake
 
 

@@ -2,6 +2,7 @@
 
 What is worth keeping lives in the toolkit; the references below are the repairs that belong to one story alone.
 """
+
 import math
 
 import numpy as np
@@ -29,7 +30,9 @@ LESSON = "01_tensors"
 
 def count(*shape, dtype=torch.float32):
     """0, 1, 2, … in this shape: each element shows where it was born."""
-    return torch.arange(math.prod(shape), dtype=dtype).view(shape).clone()  # a tensor with a storage of its own, and no view
+    return (
+        torch.arange(math.prod(shape), dtype=dtype).view(shape).clone()
+    )  # a tensor with a storage of its own, and no view
 
 
 def noise(*shape):
@@ -109,7 +112,7 @@ CONTIGUOUS_STRIDES = Exercise(
         Mistake(
             "Every size to the right multiplies, and a 0 wipes out all strides before it. PyTorch counts a size of "
             "0 as 1 here: `torch.empty(3, 0, 4).stride()`.",
-            lambda shape: tuple(math.prod(shape[i + 1:]) for i in range(len(shape))),
+            lambda shape: tuple(math.prod(shape[i + 1 :]) for i in range(len(shape))),
         ),
         Mistake(
             "Each stride is the product of *all* sizes to its right, not the next size alone.",
@@ -178,8 +181,7 @@ STORAGE_BYTES = Exercise(
     lesson=LESSON,
     solution=storage_bytes,
     hints=(
-        "`big[:1]` shows one number. How much memory must stay alive for it? See "
-        "`big[:1].untyped_storage().nbytes()`.",
+        "`big[:1]` shows one number. How much memory must stay alive for it? See `big[:1].untyped_storage().nbytes()`.",
         "To count each storage once you need to recognise it: by the address of the storage, "
         "`untyped_storage().data_ptr()`, not of the tensor.",
         "Make a dictionary from the address to the bytes: a storage that comes twice lands on the same key. Then "
@@ -188,7 +190,10 @@ STORAGE_BYTES = Exercise(
     cases=(
         Case("one tensor owns all of its storage", lambda: (count(10),)),
         Case("two tensors of different dtype own theirs", lambda: (count(10), torch.zeros(4, dtype=torch.float64))),
-        Case("a tensor, its transpose and its first rows need one storage", lambda: (lambda x: (x, x.t(), x[:2]))(count(5, 4))),
+        Case(
+            "a tensor, its transpose and its first rows need one storage",
+            lambda: (lambda x: (x, x.t(), x[:2]))(count(5, 4)),
+        ),
         Case("one row keeps all of the storage alive", lambda: (count(100, 10)[:1],)),
         Case("three slices begin at different places of one storage", _slice_and_rest),
         Case("an expanded tensor shows more than it owns", lambda: (count(3, 1).expand(3, 1000),)),
@@ -230,12 +235,13 @@ HWC_TO_CHW = Exercise(
         "renames the axes and leaves each number with its pixel?",
         "`permute` and `movedim` reorder dimensions. Count from the right (-1 is the channels), so that a batch in "
         "front changes nothing.",
-        "The channels move from place -1 to place -3, and height and width keep their order: `image.movedim(-1, "
-        "-3)`.",
+        "The channels move from place -1 to place -3, and height and width keep their order: `image.movedim(-1, -3)`.",
     ),
     cases=(
         Case("an image has two rows and three columns", lambda: (count(2, 3, 3),), memory="view"),
-        Case("the image is square, so that a wrong picture has the right shape", lambda: (count(3, 3, 3),), memory="view"),
+        Case(
+            "the image is square, so that a wrong picture has the right shape", lambda: (count(3, 3, 3),), memory="view"
+        ),
         Case("there are four channels", lambda: (count(2, 5, 4, dtype=torch.uint8),), memory="view"),
         Case("a batch comes in", lambda: (count(2, 3, 4, 3),), memory="view"),
         Case("the image is a crop of a larger one", lambda: (count(6, 6, 3)[1:4, 2:5],), memory="view"),
@@ -283,9 +289,18 @@ WRITABLE = Exercise(
         Case("a contiguous tensor owns its elements", lambda: (count(2, 3),), memory="view"),
         Case("a transposed tensor owns its elements", lambda: (count(2, 3).t(),), memory="view"),
         Case("a column is seen four times", lambda: (count(3, 1).expand(3, 4),), memory="copy", strides=True),
-        Case("windows overlap without any stride being 0", lambda: (count(6).unfold(0, 3, 1),), memory="copy", strides=True),
+        Case(
+            "windows overlap without any stride being 0",
+            lambda: (count(6).unfold(0, 3, 1),),
+            memory="copy",
+            strides=True,
+        ),
         Case("windows stand side by side", lambda: (count(6).unfold(0, 3, 3),), memory="view"),
-        Case("a stride of 0 along a size of 1 repeats nothing", lambda: (count(3).as_strided((1, 3), (0, 1)),), memory="view"),
+        Case(
+            "a stride of 0 along a size of 1 repeats nothing",
+            lambda: (count(3).as_strided((1, 3), (0, 1)),),
+            memory="view",
+        ),
         Case("every second element is shown", lambda: (count(10)[1::2],), memory="view"),
         Case("a tensor is empty", lambda: (torch.zeros(0, 3),)),
     ),
@@ -305,7 +320,10 @@ WRITABLE = Exercise(
             "strides of 1. And along a size of 1, a stride of 0 repeats nothing.",
             _zero_in_stride,
         ),
-        Mistake("Returned unchanged, it has several elements in one place: writing one of them changes the others.", lambda x: x),
+        Mistake(
+            "Returned unchanged, it has several elements in one place: writing one of them changes the others.",
+            lambda x: x,
+        ),
     ),
 )
 
@@ -368,7 +386,10 @@ SLIDING_WINDOWS = Exercise(
             "One window is missing at the end. The last one begins at n - size, so there are (n - size) // step + 1.",
             _one_window_less,
         ),
-        Mistake("Each window must begin `step` elements after the one before: the windows' stride is step * x.stride(-1).", _stepped_inside),
+        Mistake(
+            "Each window must begin `step` elements after the one before: the windows' stride is step * x.stride(-1).",
+            _stepped_inside,
+        ),
     ),
 )
 
@@ -562,8 +583,11 @@ VIEW_STRIDES = Exercise(
         Case("an expanded column cannot be flattened", lambda: ((3, 4), (1, 0), (12,))),
         Case("one number seen six times can be seen in another shape", lambda: ((2, 3), (0, 0), (3, 2))),
         Case("a scalar becomes a grid of one", lambda: ((), (), (1, 1)), verify=_where_steps_are_taken),
-        Case("a tensor without elements takes any shape without elements",
-             lambda: ((0, 3), (1, 7), (5, 0)), verify=_where_steps_are_taken),
+        Case(
+            "a tensor without elements takes any shape without elements",
+            lambda: ((0, 3), (1, 7), (5, 0)),
+            verify=_where_steps_are_taken,
+        ),
         Case("the number of elements differs", lambda: ((4, 6), (6, 1), (5, 5)), raises=ValueError),
     ),
     mistakes=(
@@ -591,7 +615,11 @@ VIEW_STRIDES = Exercise(
             "inner stride, two dimensions are one run.",
             _one_dimension_at_a_time,
         ),
-        Mistake("None is for shapes that `view` could fill if the memory allowed it. Another number of elements is an error: ValueError.", _no_check),
+        Mistake(
+            "None is for shapes that `view` could fill if the memory allowed it. Another number of elements is an "
+            "error: ValueError.",
+            _no_check,
+        ),
     ),
 )
 
@@ -620,7 +648,7 @@ def _line(weight, bias, noisy=0.0, n=50):
 
 
 def _is_the_line(result, x, y):
-    """The least-squares line, within what 200 steps leave: the error shrinks by 1 - 2 * 0.1 * mean(x²), about 0.93, at each."""
+    """The least-squares line, as near as 200 steps come: each scales the error by 1 - 2 * 0.1 * mean(x²), or 0.93."""
     if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(r, float) for r in result)):
         return "a tuple of two floats, weight and bias, was expected"
     want = torch.linalg.lstsq(torch.stack([x, torch.ones_like(x)], dim=1), y.unsqueeze(1)).solution.flatten().tolist()
@@ -658,7 +686,7 @@ FIT_LINE = Exercise(
 
 
 def planes(rows, height, width):
-    """Flat rows of interleaved uint8 RGB, (N, height * width * 3), as float images (N, 3, height, width) between 0 and 1."""
+    """Images (N, 3, height, width), floats from 0 to 1, of uint8 rows (N, height * width * 3)."""
     pixels = rows.view(len(rows), height, width, 3)  # as the numbers lie: three colours for each pixel
     return pixels.permute(0, 3, 1, 2) / 255
 
@@ -682,7 +710,11 @@ PLANES = Exercise(
         "`rows.view(len(rows), height, width, 3).permute(0, 3, 1, 2) / 255`",
     ),
     cases=(
-        Case("a red pixel stands beside a blue one", lambda: (torch.tensor([[255, 0, 0, 0, 0, 255]], dtype=torch.uint8), 1, 2), tolerance=1e-6),
+        Case(
+            "a red pixel stands beside a blue one",
+            lambda: (torch.tensor([[255, 0, 0, 0, 0, 255]], dtype=torch.uint8), 1, 2),
+            tolerance=1e-6,
+        ),
         Case("an image has more columns than rows", lambda: (_rows(1, 2, 4), 2, 4), tolerance=1e-6),
         Case("a square image hides exchanged axes", lambda: (_rows(1, 3, 3), 3, 3), tolerance=1e-6),
         Case("there are several images", lambda: (_rows(3, 2, 3), 2, 3), tolerance=1e-6),
@@ -703,7 +735,10 @@ PLANES = Exercise(
             "The image is cut into rows of the wrong length: view as (n, height, width, 3), height first.",
             lambda rows, height, width: planes(rows, width, height).transpose(2, 3),
         ),
-        Mistake("The values still run to 255: divide by 255 to have them between 0 and 1.", lambda *args: planes(*args) * 255),
+        Mistake(
+            "The values still run to 255: divide by 255 to have them between 0 and 1.",
+            lambda *args: planes(*args) * 255,
+        ),
     ),
 )
 
@@ -739,7 +774,10 @@ PADDING_MASK = Exercise(
             "writing into one writes into all.",
             _shared_row,
         ),
-        Mistake("The mask is upside down: True is wanted where there is a real word.", lambda lengths, width: ~padding_mask(lengths, width)),
+        Mistake(
+            "The mask is upside down: True is wanted where there is a real word.",
+            lambda lengths, width: ~padding_mask(lengths, width),
+        ),
         Mistake(
             "One position too many: a sentence of 2 words fills positions 0 and 1, so position < length.",
             lambda lengths, width: padding_mask([int(n) + 1 for n in lengths], width),
@@ -749,7 +787,7 @@ PADDING_MASK = Exercise(
 
 
 def standardise(array):
-    """A float32 numpy array as a tensor with mean 0 and standard deviation 1 (as `torch.std` computes it); the array stays as it is."""
+    """A float32 array as a tensor with mean 0 and torch's standard deviation 1; the array stays as it is."""
     tensor = torch.from_numpy(array)  # shares the array's memory, so nothing is written into it
     return (tensor - tensor.mean()) / tensor.std()
 
@@ -790,7 +828,10 @@ STANDARDISE = Exercise(
             "numpy's std divides by N, torch's by N - 1. Here torch's is asked for: `tensor.std()`.",
             lambda array: torch.tensor((array - array.mean()) / array.std()),
         ),
-        Mistake("This divides by the variance. The standard deviation is its square root.", lambda array: (lambda t: (t - t.mean()) / t.var())(torch.tensor(array))),
+        Mistake(
+            "This divides by the variance. The standard deviation is its square root.",
+            lambda array: (lambda t: (t - t.mean()) / t.var())(torch.tensor(array)),
+        ),
     ),
 )
 
@@ -804,14 +845,15 @@ _SAMPLES, _DIRECTIONS, _FEATURES = 200, 40, 300
 
 
 def _within_budget(call):
-    """The result is needed, its parts if a loop stacks them, and one transposed copy of x if it is made before the loop."""
+    """Allowed: the result, its parts where a loop stacks them, and one transposed copy of x, made before the loop."""
     allocated, x = allocated_bytes(call), 4 * _SAMPLES * _FEATURES
     budget = x + 3 * 4 * _SAMPLES * _DIRECTIONS
     if allocated <= budget:
         return None
     return (
-        f"the values are right, but the call allocates {allocated:,} bytes, {allocated / x:.1f} times the size of x, where {budget:,} are plenty: "
-        f"something makes a copy for each of the {_DIRECTIONS} directions. Measure the lines of the loop with `allocated_bytes`"
+        f"the values are right, but the call allocates {allocated:,} bytes, {allocated / x:.1f} times the size of x, "
+        f"where {budget:,} are plenty: something makes a copy for each of the {_DIRECTIONS} directions. "
+        "Measure the lines of the loop with `allocated_bytes`"
     )
 
 

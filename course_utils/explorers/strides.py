@@ -1,23 +1,47 @@
 """explore_strides(): a tensor beside its storage, and what each operation does to both."""
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from types import SimpleNamespace
 
 import ipywidgets as widgets
 import torch
 
-from ..engine.display import ROLES, escape, show, svg_document
-from ._panel import LEFT, STYLE, WIDTH, cell, lighting, lines, slot_numbers, text
+from ..engine.display import show
+from ._panel import (
+    LEFT,
+    WIDTH,
+    button,
+    cell,
+    choice,
+    document,
+    lines,
+    number,
+    panel,
+    slot_count,
+    slot_numbers,
+    stored,
+    text,
+)
 
 STARTS = {
-    "12 numbers as (3, 4)": "torch.arange(12).view(3, 4)",
-    "6 numbers as (2, 3)": "torch.arange(6).view(2, 3)",
-    "6 numbers in a row": "torch.arange(6)",
-    "4 numbers in a column": "torch.arange(4).view(4, 1)",
-    "24 numbers as (2, 3, 4)": "torch.arange(24).view(2, 3, 4)",
-    "36 numbers as (2, 2, 3, 3)": "torch.arange(36).view(2, 2, 3, 3)",
+    "(3, 4)": "torch.arange(12).view(3, 4)",
+    "(2, 3)": "torch.arange(6).view(2, 3)",
+    "(6,)": "torch.arange(6)",
+    "(4, 1)": "torch.arange(4).view(4, 1)",
+    "(2, 3, 4)": "torch.arange(24).view(2, 3, 4)",
+    "(2, 2, 3, 3)": "torch.arange(36).view(2, 2, 3, 3)",
 }
-OPERATIONS = ("transpose", "permute", "slice", "expand", "unfold", "view", "reshape", "contiguous", "flip")
+USES = {  # the controls that give each operation its arguments
+    "transpose": ("dim", "other"),
+    "permute": ("words",),
+    "slice": ("dim", "words"),
+    "expand": ("words",),
+    "unfold": ("dim", "size", "step"),
+    "view": ("words",),
+    "reshape": ("words",),
+    "contiguous": (),
+    "flip": ("dim",),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +70,15 @@ def begin(tensor, code):
 
 def too_big(tensor):
     """None, or why the picture has no room for it."""
+    if not isinstance(tensor, torch.Tensor):
+        return f"it is of type {type(tensor).__name__}"
     if tensor.layout != torch.strided or tensor.device.type == "meta":
         return "it has no storage whose slots could be shown"
-    slots = tensor.untyped_storage().nbytes() // tensor.element_size()
-    if tensor.dim() > 4 or tensor.numel() > 72 or slots > 72 or (tensor.dim() > 1 and tensor.shape[-2] > 24):
-        return f"the picture has room for 4 dimensions, 72 elements, 24 rows and 72 storage slots; this has shape {tuple(tensor.shape)} and {slots} slots"
-    return None
+    shape, slots = tuple(tensor.shape), slot_count(tensor)
+    if len(shape) <= 4 and tensor.numel() <= 72 and slots <= 72 and (1, 1, *shape)[-2] <= 24:
+        return None
+    room = "the picture has room for 4 dimensions, 72 elements, 24 rows and 72 storage slots"
+    return f"{room}; this has shape {shape} and {slots} slots"
 
 
 def moved(old, new):
@@ -59,11 +86,12 @@ def moved(old, new):
 
 
 def apply(state, step):
-    """The state after `step`, a tuple such as ("transpose", 0, 1), ("slice", 1, "::2") or ("view", "4, 3"); what fails leaves a message."""
+    """The state after a step such as ("transpose", 0, 1) or ("view", "4, 3"); what fails leaves a message."""
     name, *given = step
     try:
         if name == "slice":
-            dim, index = given[0] % max(1, state.tensor.dim()), _slice(given[1])
+            dim, index = given[0], _slice(given[1])
+            dim = dim if dim >= 0 else range(state.tensor.dim())[dim]
             result = state.tensor[(slice(None),) * dim + (index,)]
             code = f"[{':, ' * dim}{given[1].replace(' ', '')}]"
         else:
@@ -106,7 +134,8 @@ def verdict(tensor, target):
     """(does tensor.view(target) succeed?, the reasons as sentences): torch gives the answer, the rule explains it."""
     try:
         shape = numbers(target)
-        wanted = torch.empty(tensor.shape, device="meta").view(shape).shape  # resolves -1; fails where the number of elements is wrong
+        # works out what -1 stands for, and fails where the number of elements is wrong
+        wanted = torch.empty(tensor.shape, device="meta").view(shape).shape
     except Exception as error:
         return False, [str(error).splitlines()[0]]
     try:
@@ -116,14 +145,17 @@ def verdict(tensor, target):
 
 
 def seams(tensor, wanted):
-    """Where two neighbouring dimensions do not continue each other in memory and the wanted shape runs across. Dimensions of size 1 do not count."""
-    suffixes = {wanted[i:].numel() for i in range(len(wanted) + 1)}
-    dims = [d for d in range(tensor.dim()) if tensor.shape[d] != 1]
+    """Where two neighbouring dimensions do not continue each other and the wanted shape runs across.
+
+    Dimensions of size 1 do not count. The shape keeps to a seam where its last sizes multiply to what follows it.
+    """
+    kept = {wanted[i:].numel() for i in range(len(wanted) + 1)}
     found = []
-    for a, b in zip(dims, dims[1:]):
+    for a, b in pairwise(d for d in range(tensor.dim()) if tensor.shape[d] != 1):
         stride, size, inner = tensor.stride(a), tensor.shape[b], tensor.stride(b)
-        if stride != size * inner and tensor.shape[b:].numel() not in suffixes:
-            found.append(f"dimensions {a} and {b} cannot be merged: stride[{a}] = {stride}, but shape[{b}] × stride[{b}] = {size} × {inner} = {size * inner}")
+        if stride != size * inner and tensor.shape[b:].numel() not in kept:
+            product = f"shape[{b}] × stride[{b}] = {size} × {inner} = {size * inner}"
+            found.append(f"dimensions {a} and {b} cannot be merged: stride[{a}] = {stride}, but {product}")
     return found
 
 
@@ -136,7 +168,7 @@ def describe(state, target="-1"):
         *([f"✗ {state.message}"] if state.message else []),
         *(f"{name}: {value}" for name, value in facts(state)),
         f"elements: {tensor.tolist()}",
-        f"read from storage slots: {slot_numbers(tensor).tolist()} of {tensor.untyped_storage().nbytes() // tensor.element_size()}",
+        f"read from storage slots: {slot_numbers(tensor).tolist()} of {slot_count(tensor)}",
         f"would .view({target}) succeed? {'yes' if succeeds else 'no'}: {'; '.join(reasons)}",
     ])
 
@@ -144,8 +176,12 @@ def describe(state, target="-1"):
 def facts(state):
     tensor = state.tensor
     return (
-        ("shape", tuple(tensor.shape)), ("stride", tensor.stride()), ("storage_offset", tensor.storage_offset()), ("is_contiguous", tensor.is_contiguous()),
-        ("last operation gave", state.outcome), ("bytes copied", f"{state.copied}, in all {state.total}"),
+        ("shape", tuple(tensor.shape)),
+        ("stride", tensor.stride()),
+        ("storage_offset", tensor.storage_offset()),
+        ("is_contiguous", tensor.is_contiguous()),
+        ("last operation gave", state.outcome),
+        ("bytes copied", f"{state.copied}, in all {state.total}"),
     )
 
 
@@ -154,19 +190,20 @@ def draw(state, target="-1"):
     tensor = state.tensor
     body, y = lines(14, 26, state.code, "mono strong", width=94)
     if state.message:
+        mark = text(14, y + 4, "✗", "strong bad")
         words, y = lines(34, y + 4, state.message, width=104)
-        body += text(14, y - 20 * words.count("<text"), "✗", "strong", style=f"fill:{ROLES['wrong']}") + words
-    for x, (name, value) in zip((14, 190, 366, 490, 610, 754), facts(state)):
+        body += mark + words
+    for x, (name, value) in zip((14, 190, 366, 490, 610, 754), facts(state), strict=True):
         body += text(x, y + 12, name, "small") + text(x, y + 33, value, "mono" if x < 600 else "strong")
     grid, places, y = _elements(state, y + 76)
     strip, spots, y = _storage(state, places, y + 26)
     ending, y = _ending(tensor, target, y + 22)
-    style = STYLE + lighting(slot_numbers(tensor).unique().tolist())
-    return svg_document(WIDTH, y, f'<g class="xp">{_links(places, spots)}{body}{grid}{strip}{ending}</g>', describe(state, target), style, role="group")
+    body = _links(places, spots) + body + grid + strip + ending
+    return document(body, y, describe(state, target), sorted({slot for _, slot, *_ in places}))
 
 
 def _elements(state, y):
-    """The tensor's elements as grids of its last two dimensions, flowing from left to right; and the place of each, with its slot."""
+    """The elements as grids of the last two dimensions, from left to right; and (index, slot, x, y) of each."""
     tensor = state.tensor
     if tensor.numel() == 0:
         return text(LEFT, y + 4, "no elements: one of the sizes is 0"), [], y + 24
@@ -176,20 +213,20 @@ def _elements(state, y):
     room = (WIDTH - LEFT - 10) // pitch
     across, folds = min(columns, room), -(-columns // room)
     outer = [list(index) for index in product(*map(range, tensor.shape[:-2]))]
-    body, places, x, number = "", [], LEFT, iter(range(tensor.numel()))
-    body += _axes(tensor.dim(), x, y)
+    body, places, x, count = _axes(tensor.dim(), LEFT, y), [], LEFT, iter(range(tensor.numel()))
     y += 40 if outer[0] else 22
     for block in outer:
-        if x > LEFT and (x + across * pitch > WIDTH - 10 or (tensor.dim() == 4 and tensor.shape[0] < 5 and block[1] == 0)):
+        new_row = tensor.dim() == 4 and tensor.shape[0] < 5 and block[1] == 0
+        if x > LEFT and (new_row or x + across * pitch > WIDTH - 10):
             x, y = LEFT, y + rows * folds * height + 48
         if block:
-            body += text(x, y - 22, f"[{', '.join(map(str, block))}" + ", :, :]", "small strong mono")
-        body += "".join(text(x + (j + 0.5) * pitch - 1, y - 4, j, "small", text_anchor="middle") for j in range(across))
+            body += text(x, y - 22, f"[{', '.join(map(str, block))}, :, :]", "small strong mono")
+        body += "".join(text(x + (j + 0.5) * pitch - 1, y - 4, j, "small mid") for j in range(across))
         for i, j in product(range(rows), range(columns)):
-            n, cx, cy = next(number), x + j % room * pitch, y + (i * folds + j // room) * height
+            n, cx, cy = next(count), x + j % room * pitch, y + (i * folds + j // room) * height
             if j == 0 and tensor.dim() > 1:
-                body += text(x - 8, cy + height / 2 + 3, i, "small", text_anchor="end")
-            index = [*block, i, j][-tensor.dim():] if tensor.dim() else []
+                body += text(x - 8, cy + height / 2 + 3, i, "small end")
+            index = [*block, i, j][-tensor.dim() :] if tensor.dim() else []
             label = f"element {index} = {values[n]}, storage slot {slots[n]}"
             body += cell(cx, cy, pitch - 3, height - 3, values[n], kind, slots[n], label)
             places.append((index, slots[n], cx + pitch / 2 - 1.5, cy + height - 3))
@@ -198,16 +235,18 @@ def _elements(state, y):
 
 
 def _axes(dims, x, y):
-    names = [f"dim {dims - 1} →", f"dim {dims - 2} ↓", *(f"dim {d} from grid to grid" for d in reversed(range(dims - 2)))]
-    return text(x, y - 6, "the tensor", "strong") + text(x + 100, y - 6, ", ".join(names[:dims]) if dims else "one element, no dimensions", "small")
+    outer = [f"dim {d} from grid to grid" for d in reversed(range(dims - 2))]
+    names = [f"dim {dims - 1} →", f"dim {dims - 2} ↓", *outer][:dims] or ["one element, no dimensions"]
+    return text(x, y - 6, "the tensor", "strong") + text(x + 100, y - 6, ", ".join(names), "small")
 
 
 def _storage(state, places, y):
-    """The storage as a strip of numbered slots; each slot's readers, and the arithmetic that leads there, appear under the hand."""
+    """The storage as a strip of numbered slots; the arithmetic that leads to a slot appears under the hand."""
     tensor, body, copied = state.tensor, "", state.outcome == "a copy"
     if copied:
         old = state.before.tensor
-        body += text(LEFT, y + 12, f"left behind: the storage before the copy, {old.untyped_storage().nbytes()} bytes", "small")
+        words = f"left behind: the storage before the copy, {old.untyped_storage().nbytes()} bytes"
+        body += text(LEFT, y + 12, words, "small")
         strip, y, _ = _strip(old, y + 22, None)
         body, y = f'{body}<g opacity=".6">{strip}</g>', y + 20
     readers = {}
@@ -216,7 +255,8 @@ def _storage(state, places, y):
     title = f"its storage, {tensor.untyped_storage().nbytes()} bytes" + (", newly allocated" if copied else "")
     body += text(LEFT, y + 14, title, "strong")
     if readers:
-        body += text(LEFT, y + 38, "Hover over an element, or reach it with Tab: its storage slot lights up.", "small invite")
+        words = "Hover over an element, or reach it with Tab: its storage slot lights up."
+        body += text(LEFT, y + 38, words, "small invite")
     for slot, indices in readers.items():
         body += text(LEFT, y + 38, _readout(tensor, slot, indices), f"readout k{slot}")
     strip, bottom, spots = _strip(tensor, y + 74, readers, "fresh" if copied else "slot")
@@ -228,20 +268,21 @@ def _links(places, spots):
     curves = ""
     for _, slot, x, top in places:
         sx, sy = spots[slot]
-        curves += f'<path class="link k{slot}" d="M{x:g} {top:g}C{x:g} {(top + sy) / 2:g} {sx:g} {(top + sy) / 2:g} {sx:g} {sy:g}"/>'
+        curve = f"M{x:g} {top:g}C{x:g} {(top + sy) / 2:g} {sx:g} {(top + sy) / 2:g} {sx:g} {sy:g}"
+        curves += f'<path class="link k{slot}" d="{curve}"/>'
     return curves
 
 
 def _readout(tensor, slot, indices):
-    terms = "".join(f" + {i}×{s}" for i, s in zip(indices[0], tensor.stride()))
-    others = f", the same slot as {', '.join(map(str, indices[1:3]))}" + (f" and {len(indices) - 3} more" if len(indices) > 3 else "")
-    return f"{indices[0]} is at {tensor.storage_offset()}{terms} = slot {slot}" + (others if len(indices) > 1 else "")
+    terms = "".join(f" + {i}×{s}" for i, s in zip(indices[0], tensor.stride(), strict=True))
+    others = f", the same slot as {indices[1]}" if len(indices) > 1 else ""
+    more = f" and {len(indices) - 2} more" if len(indices) > 2 else ""
+    return f"{indices[0]} is at {tensor.storage_offset()}{terms} = slot {slot}{others}{more}"
 
 
 def _strip(tensor, y, readers, kind="slot"):
     """Rows of slots, numbered, with the number of elements that read each; without `readers`, the bare values."""
-    slots = tensor.untyped_storage().nbytes() // tensor.element_size()
-    values = _written(torch.as_strided(tensor, (slots,), (1,), 0).tolist())
+    values = _written(stored(tensor))
     (pitch, height), body, spots = _cell_size(tensor), "", {}
     room = (WIDTH - LEFT - 10) // pitch
     line = height + (4 if readers is None else 50)
@@ -253,23 +294,22 @@ def _strip(tensor, y, readers, kind="slot"):
             continue
         times = len(readers.get(slot, ()))
         body += cell(x, top, pitch - 3, height - 3, value, kind if times else "idle", slot)
-        body += text(middle[0], top + height + 13, slot, "small", text_anchor="middle")
+        body += text(middle[0], top + height + 13, slot, "small mid")
         if times > 1:
-            body += text(middle[0], top + height + 29, f"×{times}", "small strong", text_anchor="middle")
+            body += text(middle[0], top + height + 29, f"×{times}", "small strong mid")
         if slot % room == 0:
-            body += text(LEFT - 8, top + height + 13, "slot", "small", text_anchor="end")
+            body += text(LEFT - 8, top + height + 13, "slot", "small end")
     if readers:
         if len(readers) < tensor.numel():
-            body += text(LEFT - 8, y + height + 29, "read", "small", text_anchor="end")
+            body += text(LEFT - 8, y + height + 29, "read", "small end")
         x, top = spots[tensor.storage_offset()]
-        body += text(x, top - 6, f"▾ offset {tensor.storage_offset()}", "small", text_anchor="middle")
-    return body, y + -(-slots // room) * line, spots
+        body += text(x, top - 6, f"▾ offset {tensor.storage_offset()}", "small mid")
+    return body, y + -(-len(values) // room) * line, spots
 
 
 def _ending(tensor, target, y):
     succeeds, reasons = verdict(tensor, target)
-    mark, colour = ("✓", ROLES["gradients"]) if succeeds else ("✗", ROLES["wrong"])
-    body = text(14, y + 8, mark, "strong", style=f"fill:{colour}")
+    body = text(14, y + 8, "✓", "strong good") if succeeds else text(14, y + 8, "✗", "strong bad")
     body += text(34, y + 8, f"The next .view({target}) {'succeeds' if succeeds else 'fails'}:", "strong")
     y += 30
     for reason in reasons:
@@ -285,9 +325,8 @@ def _written(values):
 
 def _cell_size(tensor):
     """Distance of cells, across and down: roomy for a small storage, and wide enough for the longest value."""
-    slots = tensor.untyped_storage().nbytes() // tensor.element_size()
-    longest = max(map(len, _written(torch.as_strided(tensor, (slots,), (1,), 0).tolist())), default=1)
-    pitch = max(35, min(52, (WIDTH - LEFT - 10) // max(1, slots)), 13 + 10 * longest)
+    longest = max(map(len, _written(stored(tensor))), default=1)
+    pitch = max(35, min(52, (WIDTH - LEFT - 10) // max(1, slot_count(tensor))), 13 + 10 * longest)
     return pitch, 30 + (pitch - 35) // 3
 
 
@@ -296,44 +335,38 @@ def build(tensor=None):
     starts = {name: begin(eval(code, {"torch": torch}), code) for name, code in STARTS.items()}
     if tensor is not None:
         starts = {"your tensor": begin(tensor, "tensor"), **starts}
-    wide, narrow = {"width": "270px"}, {"width": "150px"}
     ui = SimpleNamespace(
-        start=widgets.Dropdown(options=list(starts), description="start with", layout=wide),
-        operation=widgets.Dropdown(options=OPERATIONS, description="operation", layout=wide),
-        dim=widgets.Dropdown(description="dim", layout=narrow),
-        other=widgets.Dropdown(description="other dim", layout=narrow),
+        start=choice("start with", starts),
+        operation=choice("operation", USES),
+        dim=number("dim"),
+        other=number("other dim"),
         words=widgets.Text(layout={"width": "230px"}),
-        size=widgets.BoundedIntText(2, 0, 12, description="size", layout=narrow),
-        step=widgets.BoundedIntText(1, 0, 12, description="step", layout=narrow),
-        apply=widgets.Button(description="Apply", button_style="primary", layout={"width": "90px"}),
-        undo=widgets.Button(description="Undo", layout={"width": "90px"}),
-        reset=widgets.Button(description="Reset", layout={"width": "90px"}),
-        target=widgets.Text("-1", description="next view", layout=wide),
+        size=number("size", 2, 0, 12),
+        step=number("step", 1, 0, 12),
+        apply=button("Apply", "primary"),
+        undo=button("Undo"),
+        reset=button("Reset"),
+        target=widgets.Text("-1", description="next view", layout={"width": "230px"}),
         picture=widgets.HTML(),
-        state=starts[next(iter(starts))],
+        state=next(iter(starts.values())),
     )
-    shape_text = ("words",)
-    uses = {
-        "transpose": ("dim", "other"), "slice": ("dim", "words"), "unfold": ("dim", "size", "step"), "flip": ("dim",), "contiguous": (),
-        "permute": shape_text, "expand": shape_text, "view": shape_text, "reshape": shape_text,
-    }
 
     def redraw():
         ui.picture.value = draw(ui.state, ui.target.value)
 
     def offer(_=None):
         """Show the controls of the chosen operation, with values that suit the present shape."""
-        used, shape = uses[ui.operation.value], tuple(ui.state.tensor.shape)
+        used, shape = USES[ui.operation.value], tuple(ui.state.tensor.shape)
         for name in ("dim", "other", "words", "size", "step"):
             getattr(ui, name).layout.display = None if name in used else "none"
         dims = list(range(len(shape) or 1))
         for control, preferred in ((ui.dim, dims[0]), (ui.other, dims[-1])):
-            if list(control.options) != dims:
-                control.options = dims
-                control.value = preferred
+            if control.max != len(dims):  # which is one too many: torch says so
+                control.min, control.max, control.value = -len(dims), len(dims), preferred
         grown = [3 if size == 1 else size for size in shape] if 1 in shape else [2, *shape]
+        suggestions = {"slice": "::2", "permute": shape_code(dims[::-1]), "expand": shape_code(grown)}
         ui.words.description = {"slice": "slice", "permute": "dims"}.get(ui.operation.value, "shape")
-        ui.words.value = {"slice": "::2", "permute": shape_code(dims[::-1]), "expand": shape_code(grown)}.get(ui.operation.value, "-1")
+        ui.words.value = suggestions.get(ui.operation.value, "-1")
 
     def become(state):
         ui.state = state
@@ -341,7 +374,8 @@ def build(tensor=None):
         redraw()
 
     def on_apply(_):
-        state = apply(ui.state, (ui.operation.value, *(getattr(ui, name).value for name in uses[ui.operation.value])))
+        name = ui.operation.value
+        state = apply(ui.state, (name, *(getattr(ui, control).value for control in USES[name])))
         if state.message:
             ui.state = state  # what was typed stays, to be repaired
             redraw()
@@ -355,12 +389,8 @@ def build(tensor=None):
     ui.operation.observe(offer, "value")
     ui.target.observe(lambda _: redraw(), "value")
     ui.redraw = redraw
-    row = {"flex_flow": "row wrap", "max_width": "900px"}
-    ui.box = widgets.VBox([
-        widgets.HBox([ui.start, ui.undo, ui.reset, ui.target], layout=row),
-        widgets.HBox([ui.operation, ui.dim, ui.other, ui.words, ui.size, ui.step, ui.apply], layout=row),
-        ui.picture,
-    ])
+    arguments = [ui.dim, ui.other, ui.words, ui.size, ui.step]
+    ui.box = panel([ui.start, ui.operation], [*arguments, ui.apply, ui.undo, ui.reset, ui.target], ui.picture)
     become(ui.state)
     return ui
 

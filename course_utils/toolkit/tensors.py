@@ -3,6 +3,7 @@
 Strides and offsets count elements, as in PyTorch; sizes of memory count bytes. Nothing here reads or changes a tensor's
 values; what needs more memory than its result says so.
 """
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -46,7 +47,7 @@ def broadcast_shape(a, b):
     (5, 4)
     """
     length = max(len(a), len(b))
-    pairs = zip((1,) * (length - len(a)) + tuple(a), (1,) * (length - len(b)) + tuple(b))
+    pairs = zip((1,) * (length - len(a)) + tuple(a), (1,) * (length - len(b)) + tuple(b), strict=True)
     result = []
     for m, n in pairs:
         if m != n and m != 1 and n != 1:
@@ -60,7 +61,8 @@ def view_strides(shape, strides, new_shape):
 
     Dimensions that one step walks through form a run, and a view may divide a run but not cross from one into the next.
     Strides of size-1 and of empty dimensions are those that PyTorch gives, too (its rule is `computeStride` in
-    aten/src/ATen/TensorUtils.cpp). Raises ValueError where the number of elements differs or a size is negative (no -1 here).
+    aten/src/ATen/TensorUtils.cpp). Raises ValueError where the number of elements differs or a size is negative: there
+    is no -1 here.
 
     >>> view_strides((4, 6), (6, 1), (2, 2, 6))
     (12, 6, 1)
@@ -75,7 +77,7 @@ def view_strides(shape, strides, new_shape):
         return strides if new_shape == shape else torch.empty(new_shape, device="meta").stride()
 
     runs = []  # [elements, stride] of each run, the rightmost first
-    for size, stride in zip(reversed(shape), reversed(strides)):
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if runs and (size == 1 or stride == runs[-1][0] * runs[-1][1]):
             runs[-1][0] *= size
         else:
@@ -102,14 +104,15 @@ def shares_storage(a, b):
     storage share it; whether they touch the same bytes is what `shares_memory` answers.
     """
     first, second = a.untyped_storage(), b.untyped_storage()
-    return first.nbytes() > 0 and first.data_ptr() == second.data_ptr() != 0  # the address is 0 where there is no memory
+    return first.nbytes() > 0 and first.data_ptr() == second.data_ptr() != 0  # 0: no memory
 
 
 def shares_memory(a, b):
     """Is there a byte that belongs to both tensors, so that writing one can change the other?
 
-    Exact, whatever the dtypes, strides and storages (two `torch.from_numpy` on one array overlap). Elements are marked, not
-    compared: where the address ranges meet, that takes one byte of CPU memory for each byte from the first to the last.
+    Exact, whatever the dtypes, strides and storages (two `torch.from_numpy` on one array overlap). The bytes of one are
+    marked and looked up for the other: where the address ranges meet, that takes one byte of CPU memory for each byte
+    from the first to the last.
     """
     if a.device != b.device or a.device.type == "meta" or not a.numel() or not b.numel():
         return False
@@ -122,14 +125,15 @@ def shares_memory(a, b):
 
 
 def _end(x):
-    """Address after the last byte of a tensor that has elements. Strides are never negative, so `data_ptr()` is the first."""
-    steps = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
+    """Address after the last byte of a tensor with elements; no stride is negative, so `data_ptr()` is the first."""
+    steps = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr() + (steps + 1) * x.itemsize
 
 
 def _bytes_of(x, marks, start):
     """The bytes of `x`, as a view of `marks`, which holds one element for each byte from address `start` on."""
-    shape = [1 if stride == 0 else size for size, stride in zip(x.shape, x.stride())]  # no need to walk repeats
+    # a dimension of stride 0 repeats the same bytes: once is enough
+    shape = [1 if stride == 0 else size for size, stride in zip(x.shape, x.stride(), strict=True)]
     strides = [stride * x.itemsize for stride in x.stride()]
     return marks.as_strided((*shape, x.itemsize), (*strides, 1), x.data_ptr() - start)
 
@@ -146,11 +150,11 @@ def storage_bytes(*tensors):
 def writable(x):
     """`x` where every element has its own memory, otherwise a contiguous copy with the same values.
 
-    Takes, for the answer alone, 8 bytes for each element from the first to the last of `x` in its storage, and sorts them.
+    For the answer alone it takes 8 bytes for each element from the first to the last of `x` in its storage, and sorts.
     """
     if x.numel() == 0:
         return x
-    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     places = torch.arange(last + 1).as_strided(x.shape, x.stride())  # each element shows where it lies
     return x if places.unique().numel() == x.numel() else x.contiguous()
 
@@ -162,19 +166,24 @@ def describe(x):
     inference mode. Takes one byte of memory for each byte between the first and the last element.
     """
     formats = {"contiguous": torch.contiguous_format}
-    formats |= {4: {"channels_last": torch.channels_last}, 5: {"channels_last_3d": torch.channels_last_3d}}.get(x.dim(), {})
+    if x.dim() in (4, 5):
+        name = {4: "channels_last", 5: "channels_last_3d"}[x.dim()]
+        formats[name] = getattr(torch, name)
     layout = [name for name, memory_format in formats.items() if x.is_contiguous(memory_format=memory_format)]
     touched = 0
     if x.numel():
         marks = torch.zeros(_end(x) - x.data_ptr(), dtype=torch.bool)
         _bytes_of(x, marks, x.data_ptr()).fill_(True)
         touched = int(marks.sum())
+    view = ", as a view" if x._is_view() else ""
     repeats = f" ({x.numel()} elements in {touched // x.itemsize} places)" if touched < x.numel() * x.itemsize else ""
-    return "\n".join([
-        f"shape {tuple(x.shape)}, {str(x.dtype).removeprefix('torch.')}, on {x.device}",
-        f"strides {x.stride()}, offset {x.storage_offset()}: {' and '.join(layout) or 'not contiguous'}",
-        f"shows {touched} of the {x.untyped_storage().nbytes()} bytes of its storage{repeats}{', as a view' if x._is_view() else ''}",
-    ])
+    return "\n".join(
+        [
+            f"shape {tuple(x.shape)}, {str(x.dtype).removeprefix('torch.')}, on {x.device}",
+            f"strides {x.stride()}, offset {x.storage_offset()}: {' and '.join(layout) or 'not contiguous'}",
+            f"shows {touched} of the {x.untyped_storage().nbytes()} bytes of its storage{repeats}{view}",
+        ]
+    )
 
 
 # ── Views that move nothing ───────────────────────────────────────────────────────────────────────────────────────────
@@ -186,7 +195,7 @@ def hwc_to_chw(image):
 
 
 def sliding_windows(x, size, step=1):
-    """All windows of `size` elements along the last dimension, `step` apart: (..., n) → (..., windows, size), a view.
+    """All windows of `size` elements along the last dimension, `step` apart: a view, (..., n) → (..., windows, size).
 
     Overlapping windows share elements: read them, and copy before writing. Raises ValueError where no window fits.
 
@@ -198,7 +207,9 @@ def sliding_windows(x, size, step=1):
     if not 1 <= size <= n or step < 1:
         raise ValueError(f"no windows of {size} elements, {step} apart, in {n} elements")
     *outer, inner = x.stride()
-    return x.as_strided((*x.shape[:-1], (n - size) // step + 1, size), (*outer, step * inner, inner), x.storage_offset())
+    return x.as_strided(
+        (*x.shape[:-1], (n - size) // step + 1, size), (*outer, step * inner, inner), x.storage_offset()
+    )
 
 
 def batch_diagonal(x):
@@ -209,7 +220,7 @@ def batch_diagonal(x):
 
 
 def merge_heads(context):
-    """Attention's result, (batch, heads, tokens, dim), with the heads of each token side by side: (batch, tokens, heads * dim).
+    """The heads of each token side by side: (batch, heads, tokens, dim) → (batch, tokens, heads * dim).
 
     Copies where the heads of a token do not lie side by side in memory already.
     """
@@ -217,7 +228,7 @@ def merge_heads(context):
 
 
 def padding_mask(lengths, width):
-    """True where a padded batch holds data: `lengths`, integers (batch,), list or tensor → bool (batch, width) on its device."""
+    """True where a padded batch holds data: bool (batch, width); `lengths` is a list or a tensor, and decides the device."""
     lengths = torch.as_tensor(lengths)
     return torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
 
@@ -228,8 +239,9 @@ def padding_mask(lengths, width):
 def allocated_bytes(run):
     """Bytes of all tensors that PyTorch's operators make while `run()` executes, kept or not, on any device.
 
-    Counts each new storage and each storage that grows, at its own size: an allocator may round up. Not seen: scratch memory
-    inside one operator, sparse tensors, and data that enters without an operator (`torch.tensor`, `torch.from_numpy`, `copy.deepcopy`).
+    Counts each new storage and each storage that grows, at its own size: an allocator may round up. Not seen: scratch
+    memory inside one operator, sparse tensors, and data that enters without an operator (`torch.tensor`,
+    `torch.from_numpy`, `copy.deepcopy`). The method is a TorchDispatchMode, which sees operators below autograd.
     The first call of a process takes a second longer: PyTorch loads a part of itself.
     """
     with _Allocations() as seen:
@@ -250,8 +262,10 @@ class _Allocations(TorchDispatchMode):
 
 
 def _storage_sizes(values):
-    """{identity: bytes} of the storages among the values. The address would not do: empty and meta storages all have 0."""
+    """{identity: bytes} of the storages among the values. An address would not do: empty and meta storages share 0."""
     leaves = tree_leaves(values)
-    storages = [leaf.untyped_storage() for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided]
+    storages = [
+        leaf.untyped_storage() for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
+    ]
     storages += [leaf for leaf in leaves if isinstance(leaf, torch.UntypedStorage)]
     return {storage._cdata: storage.nbytes() for storage in storages}

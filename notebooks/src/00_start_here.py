@@ -17,18 +17,8 @@ import sys
 
 import torch
 
-from course_utils import (
-    check,
-    course_map,
-    explore_strides,
-    hint,
-    predict,
-    progress,
-    raises,
-    solution,
-    start,
-    table,
-)
+from course_utils import check, course_map, explore_strides, hint, predict
+from course_utils import progress, raises, solution, start, table
 
 lesson = start("00_start_here", DEVICE, SEED, QUICK)
 

@@ -25,20 +25,8 @@ import torch
 import torch.nn.functional as F
 
 import course_utils.toolkit.tensors as kit
-from course_utils import (
-    benchmark,
-    check,
-    explore_memory_format,
-    explore_strides,
-    hint,
-    images,
-    load,
-    predict,
-    raises,
-    solution,
-    start,
-    table,
-)
+from course_utils import benchmark, check, explore_memory_format, explore_strides, hint, images
+from course_utils import load, predict, raises, solution, start, table
 
 lesson = start("01_tensors", DEVICE, SEED, QUICK)
 

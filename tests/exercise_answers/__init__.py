@@ -1,5 +1,7 @@
-"""Answers that people give, per exercise: wrong ones with words that their feedback must contain, and right ones in unusual forms."""
-ANSWERS = {}  # name of the exercise: {"wrong": [(function, words)], "right": [function], "broken": words for a clinic's starter}
+"""Answers that people give: wrong ones with words that their feedback must contain, and right ones in unusual forms."""
+
+# by the exercise's name: {"wrong": [(function, words)], "right": [function], "broken": words for a clinic's starter}
+ANSWERS = {}
 
 
 def _of(name):

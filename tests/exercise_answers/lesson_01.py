@@ -6,6 +6,7 @@ import operator
 import numpy as np
 import torch
 import torch.nn.functional as F
+
 from exercise_answers import broken, right, wrong
 
 # ── element_offset ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -87,7 +88,7 @@ def next_size(shape):
 
 @wrong("contiguous_strides", "tuple(...)")
 def a_list(shape):
-    return [math.prod(max(s, 1) for s in shape[i + 1:]) for i in range(len(shape))]
+    return [math.prod(max(s, 1) for s in shape[i + 1 :]) for i in range(len(shape))]
 
 
 @right("contiguous_strides")
@@ -103,7 +104,7 @@ def accumulated(shape):
 
 @right("contiguous_strides")
 def products(shape):
-    return tuple(functools.reduce(operator.mul, (s if s else 1 for s in shape[i + 1:]), 1) for i in range(len(shape)))
+    return tuple(functools.reduce(operator.mul, (s if s else 1 for s in shape[i + 1 :]), 1) for i in range(len(shape)))
 
 
 # ── shares_storage ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -331,7 +332,7 @@ def always_by_one(x, size, step=1):
 
 @wrong("sliding_windows", "a copy")
 def stacked(x, size, step=1):
-    return torch.stack([x[..., i:i + size] for i in range(0, x.shape[-1] - size + 1, step)], dim=-2)
+    return torch.stack([x[..., i : i + size] for i in range(0, x.shape[-1] - size + 1, step)], dim=-2)
 
 
 @wrong("sliding_windows", "The shape is")
@@ -554,7 +555,7 @@ def torch_knows(shape, strides, new_shape):
 
 @right("view_strides")
 def by_trying_every_place(shape, strides, new_shape):
-    """From the definition: list the places in order, read the strides off them, and see whether they explain all places."""
+    """From the definition: list the places in order, read the strides off, and see whether they explain all places."""
     check_elements(shape, new_shape)
     places = [sum(i * s for i, s in zip(index, strides)) for index in itertools.product(*map(range, shape))]
     if not places:
@@ -588,7 +589,7 @@ broken("merge_heads", "view size is not compatible")
 def descend(x, y, loss_of, steps=200, rate=0.1):
     parameters = torch.zeros(2, requires_grad=True)
     for _ in range(steps):
-        gradient, = torch.autograd.grad(loss_of(parameters[0] * x + parameters[1], y), parameters)
+        (gradient,) = torch.autograd.grad(loss_of(parameters[0] * x + parameters[1], y), parameters)
         parameters = (parameters - rate * gradient).detach().requires_grad_()
     return tuple(parameters.tolist())
 
