@@ -1,4 +1,5 @@
 """check and examine: the outcomes, the words, and what a learner's code cannot do to them."""
+import gc
 import json
 import math
 import signal
@@ -180,9 +181,11 @@ def test_a_tuple_of_another_kind(source, words):
 
 
 def test_an_async_function_is_told_so():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # "was never awaited"
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
         says(examine("async def double(x): return x * 2"), "A coroutine came where a tensor was expected", "async def")
+        gc.collect()
+    assert not warned  # "was never awaited"
 
 
 def test_fields_without_own_comparison_are_compared_too():
@@ -465,6 +468,7 @@ ENDLESS = {
     "generator that swallows": "return [y for y in stubborn()]",
     "print": "while True: print('again')",
     "print that swallows": "while True:\n        try: print(x + 1)\n        except: print('no')",
+    "an answer once it is interrupted": "try:\n        while True: pass\n    except: return x * 2",
     "recursion that swallows": "return deep()",
     "print without newline": "while True: print(end='.')",
 }

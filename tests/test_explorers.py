@@ -450,6 +450,7 @@ def test_measuring_gives_quartiles_for_everything_and_leaves_the_random_numbers_
 def test_the_conclusion_is_no_wider_than_the_measurement():
     first, second, third = memory_format.LAYOUTS
     apart = {("w", first): (1.0, 1.1, 1.2), ("w", second): (2.0, 2.2, 2.4), ("w", third): (1.0, 1.15, 1.2)}
-    assert memory_format.conclusion(apart, "w", "it").endswith(f"it takes at least 1.7 times as long in {second} as in {first}.")
+    said = memory_format.conclusion(apart, "w", "it")
+    assert said.endswith(f"it takes at least 1.7 times as long in {second} as in {first}.")
     close = {**apart, ("w", second): (1.15, 1.3, 1.4)}
     assert "no difference" in memory_format.conclusion(close, "w", "it")

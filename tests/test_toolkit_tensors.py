@@ -29,10 +29,7 @@ from course_utils.toolkit.tensors import (
 
 def random_layout(rng):
     """A shape and strides as chains of transposes, slices, expands and odd hand-made strides leave them."""
-    shape = [
-        rng.choice([0, 1, 1, 2, 2, 3, 4, 6] if rng.random() < 0.15 else [1, 2, 2, 3, 4, 6])
-        for _ in range(rng.randrange(6))
-    ]
+    shape = [rng.choice([0, 1, 1, 2, 2, 3, 4, 6] if rng.random() < 0.15 else [1, 2, 2, 3, 4, 6]) for _ in range(rng.randrange(6))]
     strides = list(contiguous_strides(shape))
     kind = rng.randrange(5)
     if kind == 1:  # transposed
@@ -45,9 +42,7 @@ def random_layout(rng):
         strides = [0 if rng.random() < 0.5 else s for s in strides]
     elif kind == 4:
         strides = [rng.randrange(13) for _ in shape]
-    return tuple(shape), tuple(
-        rng.randrange(20) if n == 1 and rng.random() < 0.5 else s for n, s in zip(shape, strides)
-    )
+    return tuple(shape), tuple(rng.randrange(20) if n == 1 and rng.random() < 0.5 else s for n, s in zip(shape, strides))
 
 
 def random_shape_of(elements, shape, rng):
@@ -186,11 +181,7 @@ def test_shares_storage():
     assert not shares_storage(x, x.clone())
     empty, array = torch.empty(0), np.empty(0)
     meta = torch.empty(3, device="meta")
-    assert (
-        not shares_storage(empty, empty)
-        and not shares_storage(empty, torch.empty(0))
-        and not shares_storage(meta, meta)
-    )
+    assert not shares_storage(empty, empty) and not shares_storage(empty, torch.empty(0)) and not shares_storage(meta, meta)
     assert not shares_storage(torch.from_numpy(array), torch.from_numpy(array))
 
 

@@ -394,7 +394,10 @@ def _limited(seconds, function):
     handler = signal.signal(signal.SIGALRM, ring)
     timer = signal.setitimer(signal.ITIMER_REAL, seconds, 0.05)
     try:
-        return call()
+        result = call()
+        if rings:  # it swallowed the last of them and came back all the same
+            raise TimeLimit
+        return result
     finally:
         gate = None
         signal.setitimer(signal.ITIMER_REAL, 0)

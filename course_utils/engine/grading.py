@@ -15,7 +15,6 @@ import sys
 import tempfile
 
 from course_utils.engine import processes
-from course_utils.engine.exercises import TimeLimit, _limited, examine, registry
 from course_utils.engine.progress import REPO
 
 TIME_LIMIT = 300  # seconds for a submission
@@ -42,9 +41,9 @@ def grade(folder, as_json=False):
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        widths = [max(len(str(row[i])) for row in table) for i in range(4)] + [0]
-        for row in table:
-            print("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths)).rstrip())
+        width = max(len(row[0]) for row in table)
+        for name, *cells in table:
+            print(name.ljust(width), "{:<16} {:>6} {:>6}  {}".format(*cells), sep="  ")
     return 0 if all(row["graded"] for row in rows) else 1
 
 
@@ -72,7 +71,7 @@ def _grade_one(path):
         except OSError as error:
             return {**row, "problem": f"cannot be read: {error.strerror}"}
         ended = processes.run(
-            [sys.executable, "-m", "course_utils.engine.grading", str(copy), str(result)],
+            [sys.executable, "-m", "course_utils.engine.grading", copy, result, str(CELL_LIMIT), str(MEMORY_LIMIT)],
             {**processes.kernel_environment(scratch, strict=False), "DEVICE": "cpu"}, cwd=copy.parent,
             seconds=TIME_LIMIT, memory=2 * MEMORY_LIMIT, on_line=lambda line: None,
         )
@@ -90,7 +89,7 @@ def _grade_one(path):
 # ── in the submission's own process ───────────────────────────────────────────────────────────────────────────────────
 
 
-def judge(path, result):
+def judge(path, result, cell_limit, memory_limit):
     """Run the code cells in order, whatever they raise, and judge what they define. The result is kept as it grows."""
     state = {"graded": False, "lesson": None, "problem": None, "cell": None, "exercises": {}}
 
@@ -104,29 +103,40 @@ def judge(path, result):
         sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     except (ValueError, LookupError, TypeError):
         return save(problem="is not a readable notebook")
-    lesson = lesson_of(sources, path)
+    from course_utils.engine.exercises import registry  # and with it torch, which the teacher's own process does not need
+
+    lesson = lesson_of(sources, path, {e.lesson for e in registry().values()})
     exercises = [e for e in registry().values() if e.lesson == lesson]
     if not exercises:
         return save(problem="is not a lesson with exercises: no cell calls start(…) with the name of one")
     outcomes = {e.name: {"outcome": "not attempted", "says": f"{e.name}: no cell defines it"} for e in exercises}
     save(lesson=lesson, exercises=outcomes)
-    _limit_memory()
-    raised = _run_cells(sources, exercises, outcomes, save)
+    _limit_memory(int(memory_limit))
+    raised = _run_cells(sources, exercises, outcomes, save, float(cell_limit))
     problems = [e["says"] for e in outcomes.values() if e["outcome"] != "right"] + raised
     return save(graded=True, cell=None, problem=problems[0] if problems else None)
 
 
-def lesson_of(sources, path):
+def lesson_of(sources, path, lessons):
     """The lesson that the notebook starts, or else the one in its file's name."""
     started = re.search(r"^[^#\n]*\bstart\(\s*[\"'](\w+)[\"']", "\n".join(sources), re.M)
-    named = [e.lesson for e in registry().values() if e.lesson in pathlib.Path(path).stem]
+    named = [lesson for lesson in lessons if lesson in pathlib.Path(path).stem]
     return started[1] if started else named[0] if named else None
 
 
-def _run_cells(sources, exercises, outcomes, save):
+def _run_cells(sources, exercises, outcomes, save, limit):
     """Judge each function once a cell has defined it, and again at the end what is not right: a helper may come later,
     and a later cell may spoil what was right. Returns what cells raised."""
     from IPython.core.interactiveshell import InteractiveShell
+
+    from course_utils.engine.exercises import TimeLimit, _limited, examine
+
+    def run(source):
+        try:
+            ran = _limited(limit, lambda: shell.run_cell(source, store_history=True))
+        except TimeLimit as error:  # it struck in IPython's own code, around the cell
+            return error
+        return ran.error_before_exec or ran.error_in_exec
 
     shell = InteractiveShell.instance()
     shell.ask_exit = sys.exit  # what exit() calls: it ends its cell only
@@ -144,9 +154,9 @@ def _run_cells(sources, exercises, outcomes, save):
 
     for number, source in enumerate(sources, 1):
         save(cell=number)
-        error = _run_cell(shell, source)
+        error = run(source)
         if isinstance(error, TimeLimit):
-            raised.append(f"cell {number} did not end within {CELL_LIMIT} s")
+            raised.append(f"cell {number} did not end within {limit:g} s")
         elif error is not None:
             raised.append(f"cell {number} raised {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
         look()
@@ -154,22 +164,14 @@ def _run_cells(sources, exercises, outcomes, save):
     return raised
 
 
-def _run_cell(shell, source):
-    try:
-        ran = _limited(CELL_LIMIT, lambda: shell.run_cell(source, store_history=True))
-    except TimeLimit as error:  # it struck in IPython's own code, around the cell
-        return error
-    return ran.error_before_exec or ran.error_in_exec
-
-
-def _limit_memory():
-    """On Linux an allocation beyond the limit raises in the cell that asks for it, and the rest is still judged. For the
-    rest (other systems, processes that a submission starts) the teacher's process stops the whole at twice the limit."""
+def _limit_memory(limit):
+    """On Linux an allocation beyond the limit raises in the cell that asks for it, and the rest is still judged. On
+    other systems, and for what a submission starts, the teacher's process stops the whole at twice the limit."""
     if sys.platform == "linux":
         import resource
 
         used = int(re.search(r"VmData:\s*(\d+) kB", pathlib.Path("/proc/self/status").read_text())[1]) * 1024
-        resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY_LIMIT, used + MEMORY_LIMIT))
+        resource.setrlimit(resource.RLIMIT_DATA, (used + limit, used + limit))
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def reset(words, lessons=None, work=None):
 
 
 def keep(copy):
-    """Move a copy to a name with the present time in it, one that is free: the record's lock keeps other resets away."""
+    """Move a copy to a name with the present time in it, a free one: under the lock of `recorded`."""
     moment = datetime.datetime.now()
     while (kept := copy.with_name(f"{copy.stem}.{moment:%Y-%m-%d-%H%M%S}.ipynb")).exists():
         moment += datetime.timedelta(seconds=1)

@@ -34,8 +34,8 @@ class Ended:
 
 
 def run(command, environment=None, cwd=REPO, seconds=None, memory=None, on_line=None):
-    """Run it to its end or a limit: seconds, or bytes resident in all its processes. Its output goes where ours goes, or
-    line by line to `on_line`. An exception here (Ctrl-C) ends it with all that it started."""
+    """Run it to its end or a limit: seconds, or bytes resident in all its processes. Its output goes where ours
+    does, or line by line to `on_line`. An exception here (Ctrl-C) ends it with all that it started."""
     mark = uuid.uuid4().hex
     marks = os.pathsep.join(filter(None, [os.environ.get(MARK), mark]))  # a run inside a run carries both
     output = {} if on_line is None else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -76,18 +76,18 @@ def _end(process, mark):
         _kill(psutil.Process(process.pid).children(recursive=True))
     process.kill()
     process.wait()
-    for _ in range(20):  # what is being started meanwhile is met by the next round
+    for _ in range(100):  # again, for what was being started meanwhile
         left = [p for p in psutil.process_iter() if _carries(p, mark)]
         if not left:
             return
         _kill(left)
+        time.sleep(0.05)
 
 
 def _kill(processes):
     for p in processes:
         with contextlib.suppress(psutil.Error):
             p.kill()
-    psutil.wait_procs(processes, timeout=3)
 
 
 def _carries(process, mark):

@@ -37,7 +37,8 @@ def run(lessons, solved=False, device=None, full=False):
         return 2
     results = run_all(names, solved, device, full)
     good, seconds = sum(r.problem is None for r in results), sum(r.seconds for r in results)
-    print(f"{good} of {len(results)} notebooks ran through in {seconds:.0f} s; they are in {os.path.relpath(RESULTS, REPO)}")
+    where = os.path.relpath(RESULTS, REPO)
+    print(f"{good} of {len(results)} notebooks ran through in {seconds:.0f} s; they are in {where}")
     return 0 if good == len(results) else 1
 
 

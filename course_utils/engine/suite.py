@@ -1,4 +1,4 @@
-"""The command `test`: everything that CI runs, leg by leg, streamed and timed; at the end one table, one line of counts.
+"""The command `test`: everything that CI runs, leg by leg, streamed and timed; at the end a table and a line of counts.
 
 Counts come from pytest's own report files. What did not run is said, with the reason; under CI it is a failure.
 """
@@ -68,7 +68,7 @@ def plan(quick, on, scratch):
     """(name, function of a Leg) for each leg, in order."""
     yield "freshness", freshness
     yield "lint", lint
-    yield "tests", lambda leg: pytest(leg, scratch, "tests", "--ignore=tests/browser", "-n", "2")
+    yield "tests", lambda leg: pytest(leg, scratch, "tests", "--ignore=tests/browser", "-n", "2", "--dist", "loadgroup")
     for device in on:
         yield f"nbval on {device}", lambda leg, device=device: nbval(leg, scratch, device)
     if not quick:

@@ -2,32 +2,35 @@
 import logging
 
 import numpy as np
-import torch
 
 logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # on a machine with nvcc and no GPU it warns of what we do not use
 from torch.utils.benchmark import Timer  # noqa: E402
 
-from course_utils.engine.display import bars, number
+from course_utils.engine.display import bars, number  # noqa: E402
+
+ROUNDS = 5
 
 
-def benchmark(runs, seconds=0.15, what="time"):
+def benchmark(runs, seconds=0.2, what="time"):
     """Time each callable of {name: callable} and show bars of its time relative to the first.
 
-    Medians of blocks that take `seconds` together, after a warm-up; the range behind each ratio comes from the quartiles. Threads as torch
-    has them, and a CUDA device is synchronised. Returns {name: ratio of the medians to the first's}.
+    After a warm-up they take turns in rounds, `seconds` in all for each, so that a busy moment meets every one; the range behind each ratio
+    comes from the quartiles. One thread: two on a busy machine wait for each other. A CUDA device is synchronised. Returns {name: ratio}.
     """
-    found = {}
-    for name, run in runs.items():
-        timer = Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
-        found[name] = timer.blocked_autorange(min_run_time=seconds)
-    quartiles = {name: np.percentile(m.times, (25, 50, 75)) for name, m in found.items()}
+    timers = {name: Timer("run()", globals={"run": run}, num_threads=1) for name, run in runs.items()}
+    times = {name: [] for name in timers}
+    for timer in timers.values():
+        timer.timeit(1)
+    for _ in range(ROUNDS):
+        for name, timer in timers.items():
+            times[name] += timer.blocked_autorange(min_run_time=seconds / ROUNDS).times
+    quartiles = {name: np.percentile(found, (25, 50, 75)) for name, found in times.items()}
     first_low, first_median, first_high = next(iter(quartiles.values()))
     rows, ratios = [], {}
     for i, (name, (low, median, high)) in enumerate(quartiles.items()):
-        low, high = low / first_high, high / first_low
         ratios[name] = float(median / first_median)
-        spread = f"  ({_time(median)})" if i == 0 else f"  ({number(low)} to {number(high)})"
-        rows.append((name + spread, ratios[name], "free" if i == 0 else "storage"))
+        own = _time(median) if i == 0 else f"{number(low / first_high)} to {number(high / first_low)}"
+        rows.append((f"{name}  ({own})", ratios[name], "free" if i == 0 else "storage"))
     bars(rows, f"{what}, relative to the first (in brackets: the first's own; the range that the quartiles allow for each ratio)", what)
     return ratios
 

@@ -84,7 +84,7 @@ def measure(runs=7):
     On one thread, since a thread that waits for another on a busy machine would be measured too; and in rounds over all
     of them, so that a disturbance meets every layout.
     """
-    from torch.utils.benchmark import Timer  # here, since importing it takes long and may warn about a missing compiler
+    from ..engine.timing import Timer  # here, since importing it takes long
 
     source = torch.Generator().manual_seed(0)
     x, kernel = torch.rand(MEASURED, generator=source), torch.rand(64, 64, 3, 3, generator=source)
@@ -109,7 +109,8 @@ def conclusion(timings, name, what):
     quick_top, slow_low = timings[name, fastest][2], timings[name, slowest][0]
     if slow_low <= quick_top:
         return f"On this machine {what} shows no difference between the layouts beyond the spread."
-    return f"On this machine {what} takes at least {slow_low / quick_top:.1f} times as long in {slowest} as in {fastest}."
+    factor = f"at least {slow_low / quick_top:.1f} times as long"
+    return f"On this machine {what} takes {factor} in {slowest} as in {fastest}."
 
 
 def table_rows(state):

@@ -228,7 +228,7 @@ def merge_heads(context):
 
 
 def padding_mask(lengths, width):
-    """True where a padded batch holds data: bool (batch, width); `lengths` is a list or a tensor, and decides the device."""
+    """True where a padded batch holds data: bool (batch, width); `lengths`, a list or tensor, decides the device."""
     lengths = torch.as_tensor(lengths)
     return torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
 

@@ -107,14 +107,14 @@ progress()
 # %% [markdown]
 # ## Explorers
 #
-# Some things are best understood with the hand. An explorer shows real tensors and answers at once. This one holds a tensor of two rows and three columns, and the strip of memory below it. Choose *transpose* and apply it:
-# the rows and columns change places, and the strip stays as it is. Then apply *contiguous* and look at the strip again. Lesson 01 explains what you have seen.
+# Some things are best understood with the hand. An explorer shows real tensors and answers at once. This one holds a tensor of two rows and three columns, and the strip of memory below it. Press *transpose*, then *Apply*:
+# the rows and columns change places, and the strip stays as it is. Then *contiguous* and *Apply*, and look at the strip again. Lesson 01 explains what you have seen.
 
 # %%
 explore_strides(torch.arange(6).view(2, 3))
 
 # %% [markdown]
-# All controls work with the mouse and with the keyboard: Tab goes on, the arrow keys and Enter choose.
+# All controls work with the mouse and with the keyboard: Tab goes on, Space or Enter presses, the arrow keys change a number.
 #
 # ## This machine
 #
