@@ -120,6 +120,20 @@ def test_a_deprecated_call_in_the_course_is_an_error():
             exec(call, {"__name__": "another_package", "kind": kind})
 
 
+def test_in_a_kernel_a_deprecated_call_of_a_cell_or_the_course_is_an_error_and_of_a_library_is_not():
+    call = compile("import warnings\nwarnings.warn(says, kind)", "cell.py", "exec")
+    kinds = (("old", FutureWarning), ("old", DeprecationWarning), ("torch.old is\nDeprecated", UserWarning))
+    with warnings.catch_warnings(record=True):
+        warnings.resetwarnings()
+        exec(processes.STRICT)
+        for says, kind in kinds:
+            for module in ("__main__", "course_utils", "course_utils.toolkit.tensors"):
+                with pytest.raises(kind):
+                    exec(call, {"__name__": module, "says": says, "kind": kind})
+            exec(call, {"__name__": "course_utilsy", "says": says, "kind": kind})
+        exec(call, {"__name__": "__main__", "says": "slow", "kind": UserWarning})
+
+
 def test_nbval_compares_text_and_fails_on_a_deprecated_call(tmp_path):
     def cell(source, stored):
         output = nbformat.v4.new_output("stream", name="stdout", text=stored)

@@ -1,0 +1,97 @@
+"""python tests/bench.py: what the course costs on this machine, beside the budgets of its design. It judges nothing.
+
+    python tests/bench.py --no-notebooks    leaves out the notebooks, which take most of the time
+"""
+import importlib
+import os
+import pathlib
+import pkgutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import torch
+
+import course_utils.explorers
+from course_utils.engine import notebooks, runs
+
+CLOCK = "import time; began = time.perf_counter(); {}; print(1e3 * (time.perf_counter() - began))"
+IN_PYTHON = {
+    "import course_utils": (20, "30 ms", "", "import course_utils"),
+    "start() beyond torch's import": (
+        7, "300 ms", "import torch", "from course_utils import start; start('00_start_here')",
+    ),
+    "second start: the stamp is met": (
+        10, "", "from course_utils.engine import environment", "environment.ready()",
+    ),
+}
+
+
+def in_python(times, before, measured):
+    """Milliseconds of a statement, each time in a Python of its own."""
+    found = []
+    for _ in range(times):
+        program = f"{before}\n{CLOCK.format(measured)}"
+        ran = subprocess.run([sys.executable, "-c", program], cwd=notebooks.REPO, capture_output=True, text=True, check=True)
+        found.append(float(ran.stdout.split()[-1]))
+    return found
+
+
+def redraws(module, times=100):
+    """Milliseconds of one redraw of an explorer, as one of its controls causes it."""
+    ui, found = module.build(), []
+    for _ in range(times):
+        began = time.perf_counter()
+        ui.redraw()
+        found.append(1e3 * (time.perf_counter() - began))
+    return found
+
+
+def line(what, middle, late="", budget=""):
+    print(f"{what:<52}{middle:>12}{late:>12}{budget:>14}", flush=True)
+
+
+def spread(what, milliseconds, budget=""):
+    ninetyfifth = statistics.quantiles(milliseconds, n=20, method="inclusive")[-1]
+    line(what, f"{statistics.median(milliseconds):.1f} ms", f"{ninetyfifth:.1f} ms", budget)
+
+
+def peak():
+    """The most memory that one of the processes so far had resident; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    kilo = 1 if sys.platform == "darwin" else 1024
+    return max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF)) * kilo
+
+
+def main(arguments):
+    print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} cores, "
+          f"load {os.getloadavg()[0] if hasattr(os, 'getloadavg') else 'unknown'}\n")
+    line("", "p50", "p95", "budget")
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["COURSE_WORK"] = scratch
+        for what, (times, budget, before, measured) in IN_PYTHON.items():
+            spread(what, in_python(times, before, measured), budget)
+        for name in sorted(m.name for m in pkgutil.iter_modules(course_utils.explorers.__path__)):
+            if not name.startswith("_"):
+                module = importlib.import_module(f"course_utils.explorers.{name}")
+                spread(f"redraw of explorer {name}", redraws(module), "20 ms")
+    if "--no-notebooks" not in arguments:
+        print()
+        for solved in (False, True):
+            results = runs.run_all(notebooks.lessons(), solved=solved)
+            for r in results:
+                line(f"{r.lesson}, {'solved' if solved else 'as given'}{', FAILED' if r.problem else ''}",
+                     f"{r.seconds:.1f} s", budget="40 s")
+            line("all of them", f"{sum(r.seconds for r in results):.1f} s", budget="" if solved else "240 s")
+    line("\nlargest process (resident)", f"{peak() / 1e6:.0f} MB" if peak() else "unknown")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
