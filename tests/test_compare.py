@@ -14,7 +14,7 @@ SAME = {
     "nan": lambda: torch.tensor([math.nan, math.inf]),
     "complex nan": lambda: torch.tensor([1j, complex(math.nan, 0)]),
     "meta": lambda: torch.empty(2, device="meta"),
-    "sparse": lambda: torch.eye(2).to_sparse_csr(),
+    "sparse": lambda: torch.eye(2).to_sparse(),
     "conjugate": lambda: torch.tensor([1j]).conj(),
     "array": lambda: np.arange(6).reshape(2, 3)[:, ::-1],
     "nested": lambda: [(1, [2.5, "a"]), {"w": torch.ones(2), "n": None}],

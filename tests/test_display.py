@@ -161,8 +161,15 @@ def test_images_of_every_kind(tensor, shape, shown):
     assert seen.shape == shape
 
 
+def test_many_images_shrink_to_the_page(shown):
+    display.images([torch.rand(28, 28)] * 9, ["a digit"] * 9)
+    root = xml.etree.ElementTree.fromstring(shown[0]["image/svg+xml"])
+    assert float(root.get("width")) == 900 and float(root.get("viewBox").split()[2]) > 1700
+
+
 def test_images_show_the_values(shown):
-    display.images([torch.tensor([[0.0, 0.5, 1.0, 7.0, -1.0]]), torch.tensor([[[0, 9]], [[1, 8]], [[2, 7]]], dtype=torch.uint8)], ["a", "b"])
+    colours = torch.tensor([[[0, 9]], [[1, 8]], [[2, 7]]], dtype=torch.uint8)
+    display.images([torch.tensor([[0.0, 0.5, 1.0, 7.0, -1.0]]), colours], ["a", "b"])
     first, second = pixels(shown[0])
     assert first.tolist() == [[0, 128, 255, 255, 0]] and second.tolist() == [[[0, 1, 2], [9, 8, 7]]]
 

@@ -192,7 +192,7 @@ def fresh(course, built, tmp_path):
     (lambda n: n.cells[2].update(id="other"), "differs from its source at cell 2"),
     (lambda n: n.cells.__setitem__(0, nbformat.v4.new_raw_cell(n.cells[0].source, id=n.cells[0].id)), "differs from its source at cell 0"),
     (lambda n: n.cells[2].update(execution_count=None), "has a cell that was never run (2)"),
-    (lambda n: n.cells[2].outputs.append(nbformat.v4.new_output("error", ename="E", evalue="", traceback=[])), "has an error among the outputs"),
+    (lambda n: n.cells[2].outputs.append(nbformat.v4.new_output("error", ename="E", evalue="", traceback=[])), "has an error among the"),
 ])
 def test_each_difference_is_told(fresh, edit, words):
     assert words in fresh(edit)

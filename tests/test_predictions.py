@@ -33,7 +33,8 @@ def test_the_option_that_holds_is_the_answer():
 
 
 def test_an_exception_is_a_result():
-    letter, came = settle(lambda: torch.ones(2).view(3), {"works": lambda t: t.numel() == 3, "raises": lambda e: isinstance(e, RuntimeError)})
+    options = {"works": lambda t: t.numel() == 3, "raises": lambda e: isinstance(e, RuntimeError)}
+    letter, came = settle(lambda: torch.ones(2).view(3), options)
     assert letter == "B" and isinstance(came, RuntimeError)
 
 

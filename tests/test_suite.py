@@ -65,7 +65,8 @@ def test_an_interrupt_ends_it_in_a_sentence(legs, capsys):
     assert "test: interrupted in the leg interrupted" in capsys.readouterr().err
 
 
-def test_a_device_that_is_not_there_is_refused(capsys):
+def test_a_device_that_is_not_there_is_refused(legs, capsys):
+    legs(passes)
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     assert suite.test(device="cuda") == 2
@@ -136,8 +137,8 @@ def test_in_a_kernel_a_deprecated_call_of_a_cell_or_the_course_is_an_error_and_o
 
 def test_nbval_compares_text_and_fails_on_a_deprecated_call(tmp_path):
     def cell(source, stored):
-        output = nbformat.v4.new_output("stream", name="stdout", text=stored)
-        made = nbformat.v4.new_code_cell(source, execution_count=1, outputs=[output])
+        outputs = [nbformat.v4.new_output("stream", name="stdout", text=stored)] if stored else []
+        made = nbformat.v4.new_code_cell(source, execution_count=1, outputs=outputs)
         made.metadata["tags"] = ["nbval-check-output"]
         return made
 
@@ -146,14 +147,15 @@ def test_nbval_compares_text_and_fails_on_a_deprecated_call(tmp_path):
         cell("from IPython.display import display\nprint('same')\n"
              "display({'text/plain': 'twin', 'text/html': '<b>twin</b>', 'image/svg+xml': '<svg/>'}, raw=True)", "same\n"),
         cell("print('another')", "same\n"),
-        cell("warnings.warn('torch.old is deprecated')", "same\n"),
+        cell("warnings.warn('torch.old is deprecated')", ""),
     ]
     cells[1].outputs.append(nbformat.v4.new_output("display_data", {"text/plain": "twin", "image/svg+xml": "<svg>old</svg>"}))
     notebook = nbformat.v4.new_notebook(cells=cells)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(notebook, tmp_path / "small.ipynb")
     leg = suite.Leg("nbval")
-    suite.pytest(leg, tmp_path, "-p", "conftest", "--nbval-lax", str(tmp_path / "small.ipynb"), "-p", "no:randomly")
+    suite.pytest(leg, tmp_path, "-p", "conftest", "--nbval-lax", str(tmp_path / "small.ipynb"),
+                 IPYTHONDIR="", COURSE_WORK="")
     assert (leg.passed, leg.failed) == (2, 2)
 
 

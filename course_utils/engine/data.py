@@ -24,9 +24,9 @@ class Split:
 def load(name, test_fraction=0.2, seed=0):
     """A data set, split: the same classes in the same proportion in both parts, the same split for the same seed.
 
-    "digits": 5,000 MNIST digits, 500 of each class, from the file in `data/`; needs no network. "fashion_mnist" and "cifar10" are fetched
-    by torchvision once and kept; without a network that is said. Raises ValueError for an unknown name, a fraction outside (0, 1) or a damaged
-    file, ConnectionError where there is no network.
+    "digits": 5,000 MNIST digits, 500 of each class, from the file in `data/`; needs no network. "fashion_mnist" and "cifar10" are
+    fetched by torchvision once and kept; without a network that is said. Raises ValueError for an unknown name, a fraction outside (0, 1)
+    or a damaged file, ConnectionError where there is no network.
     """
     if not 0 < test_fraction < 1:
         raise ValueError(f"test_fraction lies between 0 and 1, not {test_fraction}")

@@ -141,8 +141,8 @@ def bars(rows, unit, label="bar chart"):
         y = 24 + 30 * i
         body.append(
             f'<text x="{left - 10:.0f}" y="{y + 16}" text-anchor="end">{escape(name)}</text>'
-            f'<rect x="{left:.0f}" y="{y + 2}" width="{max(1.0, span * value / top):.1f}" height="20" fill="{ROLES[role]}" fill-opacity=".55" '
-            f'stroke="{ROLES[role]}" stroke-width="1.5"/>'
+            f'<rect x="{left:.0f}" y="{y + 2}" width="{max(1.0, span * value / top):.1f}" height="20" fill="{ROLES[role]}" '
+            f'fill-opacity=".55" stroke="{ROLES[role]}" stroke-width="1.5"/>'
             f'<text class="mono" x="{left + max(1.0, span * value / top) + 8:.1f}" y="{y + 16}">{escape(number(value))}</text>'
         )
     text = "\n".join([f"{label} ({unit})"] + [f"  {name}: {number(value)}" for name, value, _ in rows])

@@ -1,8 +1,8 @@
 """Exercises: what is asked (Exercise, Case, Mistake), the judgement (examine), and what a notebook calls: check, hint, solution.
 
-A case runs the learner's function and the reference on equal, fresh inputs and compares what came. The judgement never raises and never hangs
-on what a learner writes. The time limit needs signals and the main thread, which Linux and macOS kernels have; elsewhere (Windows, a
-thread) an endless loop is ended by interrupting the kernel. Nothing ends an endless loop inside one call of C, such as sum(itertools.count()).
+A case runs the learner's function and the reference on equal, fresh inputs and compares what came. The judgement never raises and never
+hangs on what a learner writes. The time limit needs signals and the main thread, which Linux and macOS kernels have; elsewhere (Windows, a
+thread) an endless loop is ended by interrupting the kernel. Nothing ends one inside a single call of C, such as sum(itertools.count()).
 """
 import ast
 import contextlib
@@ -228,7 +228,7 @@ def _judge(exercise, function, case, which):
     wanted = _run(exercise.solution, wanted_args, 60.0)
     if not isinstance(wanted.error, case.raises or type(None)):
         return Report(Outcome.WRONG, f"{exercise.name}: the course cannot judge this here",
-                      (("code", inputs), ("text", "Its own solution fails on this machine, and nothing is wrong with yours on that account."),
+                      (("code", inputs), ("text", "Its own solution fails on this machine; that says nothing about yours."),
                        ("code", _learner_traceback(wanted.error))))
     came = _run(function, args, exercise.time_limit, case.watch)
 
@@ -413,7 +413,8 @@ def _memory_complaint(memory, result, args):
             continue
         shares = [own[0] < high and low < own[1] for low, high in given]
         if memory == "view" and shares and not shares[0]:
-            return f"the values are right, but it is a copy ({own[1] - own[0]:,} bytes newly allocated) where a view of the input was asked for"
+            size = f"{own[1] - own[0]:,}"
+            return f"the values are right, but it is a copy ({size} bytes newly allocated) where a view of the input was asked for"
         if memory == "copy" and any(shares):
             return "the values are right, but it is a view of the input where a copy was asked for: writing into one changes the other"
     return None
@@ -491,7 +492,8 @@ def _learner_traceback(error):
     return "\n".join([*lines, f"{type(error).__name__}: {message}" if message else type(error).__name__])
 
 
-_LIBRARIES = tuple({str(pathlib.Path(p)) for p in (*sysconfig.get_paths().values(), REPO / "course_utils") if p} - {sys.prefix, sys.base_prefix})
+_PLACES = {str(pathlib.Path(p)) for p in (*sysconfig.get_paths().values(), REPO / "course_utils") if p}
+_LIBRARIES = tuple(_PLACES - {sys.prefix, sys.base_prefix})
 
 
 def _is_library(filename):

@@ -13,8 +13,8 @@ LETTERS = "ABCDEFGH"
 def settle(run, options):
     """Run it and say which option holds. Returns (letter, what came).
 
-    `options` maps a label to a predicate on what `run()` returned, or on the exception that it raised. The key is thus what PyTorch does here
-    and now. Raises AssertionError unless exactly one option holds.
+    `options` maps a label to a predicate on what `run()` returned, or on the exception that it raised. The key is thus what PyTorch does
+    here and now. Raises AssertionError unless exactly one option holds.
     """
     try:
         came = run()
