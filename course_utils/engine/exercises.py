@@ -278,15 +278,27 @@ def _fault(case, wanted, wanted_args, came, args):
 
 
 def _misconception(exercise, case, wanted, wanted_args, came, about):
-    """The sentence of the first known mistake that gives, on this case, what the learner's function gave, with the same fault."""
+    """The sentence of the first known mistake that does, on this case, what the learner's function did, with the same fault.
+
+    The learner's function has met the cases before this one, so only a mistake that meets them too can be what was written.
+    """
+    earlier = exercise.cases[: exercise.cases.index(case)]
     for mistake in exercise.mistakes:
         args = _fresh(case)
         call = _run(mistake.gives, args, 5.0, case.watch)
         if call.error is None and difference(call.result, came.result, case.tolerance, case.strides) is None:
             fault = _fault(case, wanted, wanted_args, call, args)
-            if fault and fault[0] == about:
+            if fault and fault[0] == about and all(_meets(exercise, mistake.gives, met) for met in earlier):
                 return mistake.says
     return None
+
+
+def _meets(exercise, function, case):
+    args, wanted_args = _fresh(case), _fresh(case)
+    wanted, came = _run(exercise.solution, wanted_args, 60.0), _run(function, args, exercise.time_limit, case.watch)
+    if came.error is not None:
+        return bool(case.raises) and isinstance(came.error, case.raises)
+    return _fault(case, wanted, wanted_args, came, args) is None
 
 
 def _fresh(case):

@@ -156,8 +156,13 @@ SHARES_STORAGE = Exercise(
         ),
         Mistake(
             "`_base` names the tensor that a view was made from. Two views of one tensor share its memory without "
-            "one being the base of the other, and a view of another dtype has no base at all.",
+            "one being the base of the other.",
             lambda a, b: a is b or a._base is b or b._base is a,
+        ),
+        Mistake(
+            "The tensors at the root, found by `_base`, are one as long as PyTorch remembers every step; a view of another "
+            "dtype has no base. The storage always knows.",
+            lambda a, b: (a if a._base is None else a._base) is (b if b._base is None else b._base),
         ),
         Mistake(
             "Comparing values says nothing about memory: a clone is equal, and a transposed view is not.",
