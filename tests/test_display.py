@@ -59,7 +59,7 @@ EVERY = {
     "card": lambda: display.card("wrong", NASTY, [("text", NASTY), ("code", f"a\n  {NASTY}"), ("text", "the `value` counts")]),
     "quiet card": lambda: display.card("right", NASTY),
     "table": lambda: display.table((NASTY, "n"), [(NASTY, 1), ("b", 2.5)]),
-    "bars": lambda: display.bars([(NASTY, 3, "storage"), ("b", 0, "copy")], NASTY, label=NASTY),
+    "bars": lambda: display.bars([(NASTY, 3, "storage"), ("b", 0, "copy")], NASTY),
     "images": lambda: display.images([torch.rand(3, 4), torch.rand(5, 2)], [NASTY, "two\nlines"]),
 }
 

@@ -7,6 +7,7 @@ import time
 import nbformat
 import psutil
 import pytest
+from tqdm import tqdm
 
 from course_utils.engine import notebooks, processes, runs
 
@@ -110,8 +111,11 @@ def test_an_exercise_without_a_reference_is_told(problems):
     assert problems["95_unknown_exercise"].startswith("its solved notebook cannot be made")
 
 
-def test_the_command_passes_parameters_and_counts(course, capsys):
+def test_the_command_passes_parameters_and_counts(course, capsys, monkeypatch):
+    bars = []
+    monkeypatch.setattr(runs, "tqdm", lambda **options: bars.append(tqdm(**{**options, "disable": False})) or bars[0])
     assert runs.run(["90"], device="cpu", full=True) == 0
+    assert (bars[0].n, bars[0].total) == (4, 4)  # every cell moved the bar
     said = capsys.readouterr().out
     assert "[1/1] 90_good: ran through" in said and "1 of 1 notebooks ran through" in said
     written = nbformat.read(course / "results" / "90_good.ipynb", as_version=4)

@@ -131,12 +131,12 @@ def table(headers, rows):
     show(text, html=f'<table style="border-collapse:collapse;color:{INK};font:13px/1.45 {SANS};margin:4px 0">{markup}</table>')
 
 
-def bars(rows, unit, label="bar chart"):
-    """Horizontal bars of (name, value, role) with the value written at the end of each; `unit` names what is measured."""
+def bars(rows, what):
+    """Horizontal bars of (name, value, role) with the value written at the end of each; `what` says what is measured, and in which unit."""
     top = max([value for _, value, _ in rows] + [1e-12])
     left = min(360, 14 + max(7.3 * len(name) for name, _, _ in rows))
     span = 900 - left - 190
-    body = [f'<text class="faint" x="0" y="14">{escape(unit)}</text>']
+    body = [f'<text class="faint" x="0" y="14">{escape(what)}</text>']
     for i, (name, value, role) in enumerate(rows):
         y = 24 + 30 * i
         body.append(
@@ -145,7 +145,7 @@ def bars(rows, unit, label="bar chart"):
             f'fill-opacity=".55" stroke="{ROLES[role]}" stroke-width="1.5"/>'
             f'<text class="mono" x="{left + max(1.0, span * value / top) + 8:.1f}" y="{y + 16}">{escape(number(value))}</text>'
         )
-    text = "\n".join([f"{label} ({unit})"] + [f"  {name}: {number(value)}" for name, value, _ in rows])
+    text = "\n".join([what] + [f"  {name}: {number(value)}" for name, value, _ in rows])
     show(text, svg=svg_document(900, 30 + 30 * len(rows), "".join(body), text))
 
 

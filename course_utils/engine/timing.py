@@ -15,7 +15,7 @@ def benchmark(runs, seconds=0.2, what="time"):
     """Time each callable of {name: callable} and show bars of its time relative to the first.
 
     After a warm-up they take turns in rounds, `seconds` in all for each, so that a busy moment meets every one; the range behind each ratio
-    comes from the quartiles. One thread: two on a busy machine wait for each other. A CUDA device is synchronised. Returns {name: ratio}.
+    comes from the quartiles. One thread: two on a busy machine wait for each other. A CUDA device is synchronised.
     """
     timers = {name: Timer("run()", globals={"run": run}, num_threads=1) for name, run in runs.items()}
     times = {name: [] for name in timers}
@@ -26,13 +26,11 @@ def benchmark(runs, seconds=0.2, what="time"):
             times[name] += timer.blocked_autorange(min_run_time=seconds / ROUNDS).times
     quartiles = {name: np.percentile(found, (25, 50, 75)) for name, found in times.items()}
     first_low, first_median, first_high = next(iter(quartiles.values()))
-    rows, ratios = [], {}
+    rows = []
     for i, (name, (low, median, high)) in enumerate(quartiles.items()):
-        ratios[name] = float(median / first_median)
         own = _time(median) if i == 0 else f"{number(low / first_high)} to {number(high / first_low)}"
-        rows.append((f"{name}  ({own})", ratios[name], "free" if i == 0 else "storage"))
-    bars(rows, f"{what}, relative to the first (in brackets: the first's own; the range that the quartiles allow for each ratio)", what)
-    return ratios
+        rows.append((f"{name}  ({own})", float(median / first_median), "free" if i == 0 else "storage"))
+    bars(rows, f"{what}, relative to the first (in brackets: the first's own; the range that the quartiles allow for each ratio)")
 
 
 def _time(seconds):

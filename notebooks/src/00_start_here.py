@@ -3,7 +3,7 @@
 #
 # After this lesson you know how the course works, because you have done each of its moves once, and you know what this machine can show you.
 #
-# 10 minutes. It needs nothing but a little Python.
+# 15 minutes. It needs nothing but a little Python.
 #
 # A notebook is a list of cells. Click into the next one and press **Shift+Enter**: it runs, and the cursor moves on. Do the same with each cell that follows.
 
@@ -23,7 +23,7 @@ from course_utils import progress, raises, solution, start, table
 lesson = start("00_start_here", DEVICE, SEED, QUICK)
 
 # %% [markdown]
-# The line says which device the lesson uses, which versions are installed, and how far you are. `DEVICE`, `SEED` and `QUICK` above are the lesson's settings: change one, for instance `SEED`, and run from there again.
+# The line says which device the lesson uses, which versions are installed, and how far you are. `DEVICE`, `SEED` and `QUICK` above are the lesson's settings (`QUICK` keeps sizes small): change one, for instance `SEED`, and run from there again.
 #
 # ## Nothing on trust
 #
@@ -44,11 +44,11 @@ with raises(RuntimeError):
     torch.ones(2) + torch.ones(3)
 
 # %% [markdown]
-# Read it from the end: *non-singleton dimension 0* says where, *size of tensor a (2)* and *b (3)* say what met there.
+# Read it from the end: *non-singleton dimension 0* says where (a dimension whose size is not 1), *size of tensor a (2)* and *b (3)* say what met there.
 #
 # ## You act first
 #
-# Before the course shows you something, it asks what you expect. Commit to an answer, also where you would have to guess: a wrong guess is remembered better than a right explanation. The key is not written
+# Before the course shows you something, it asks what you expect. Commit to an answer, even if you have to guess: a wrong guess is remembered better than a right explanation. The key is not written
 # anywhere; it is what PyTorch does at that moment. Press one of the answers.
 
 # %%
@@ -76,7 +76,7 @@ assert x is y
 #
 # 1. Run the check as it stands. It says that nothing has been attempted.
 # 2. Replace the `...` by `return sum(shape)`, run both cells, and read what the check says.
-# 3. Ask for a hint: take away the `#` in front of `hint` and run the cell again.
+# 3. Ask for a hint: remove the `#` in front of `hint` and run the cell again.
 # 4. Do it right.
 
 # %% [markdown]
@@ -107,7 +107,7 @@ progress()
 # %% [markdown]
 # ## Explorers
 #
-# Some things are best understood with the hand. An explorer shows real tensors and answers at once. This one holds a tensor of two rows and three columns, and the strip of memory below it. Press *transpose*, then *Apply*:
+# Some things are best understood by trying them by hand. An explorer shows real tensors and answers at once. This one holds a tensor of two rows and three columns, and the strip of memory below it. Press *transpose*, then *Apply*:
 # the rows and columns change places, and the strip stays as it is. Then *contiguous* and *Apply*, and look at the strip again. Lesson 01 explains what you have seen.
 
 # %%
@@ -118,7 +118,7 @@ explore_strides(torch.arange(6).view(2, 3))
 #
 # ## This machine
 #
-# What it has, and what will hurt in which lesson. A `!` marks what to mend in time.
+# What it has, and what will hurt in which lesson. A `!` marks what to fix beforehand.
 
 # %%
 from course_utils.engine.environment import preflight
@@ -179,7 +179,7 @@ course_map()
 # | `python -m course_utils run` | runs every lesson from top to bottom without JupyterLab |
 # | `python -m course_utils test` | proves the whole course on this machine |
 #
-# **In a classroom.** Each learner has an own copy of the folder; a machine without a network installs from a folder of packages (pip's `find-links`). Work in pairs at the predictions: say your guess aloud before you press. A teacher collects the notebooks from
+# **In a classroom.** Each learner has a copy of the folder; a machine without a network installs from a folder of packages (pip's `find-links`). Work in pairs at the predictions: say your guess aloud before you press. A teacher collects the notebooks from
 # everyone's `work` in one folder and runs `python -m course_utils grade FOLDER`.
 #
 # **All in one go.** *Run → Run All Cells* runs this notebook as it is; unsolved exercises say so and stop nothing.
