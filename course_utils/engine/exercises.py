@@ -317,7 +317,7 @@ class _Call:
 _SETTINGS = (  # torch's global settings that a function may leave changed
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.get_default_device, lambda device: torch.set_default_device(None if device.type == "cpu" else device)),
+    (torch.get_default_device, torch.set_default_device),
 )
 
 

@@ -53,7 +53,7 @@ def check_device(device):
 def run_all(names, solved=False, device=None, full=False):
     """Run one after another, whatever fails, and say how each went. Returns a Result for each."""
     results = []
-    total = sum(len(notebooks.from_source(name).cells) for name in names)
+    total = sum(len(notebooks.from_source(name).cells) + 1 for name in names)  # one more: the parameters, injected
     with tqdm(total=total, unit=" cells", disable=None, leave=False) as bar:  # disable=None: not into a file
         for number, name in enumerate(names, 1):
             bar.set_description(name)

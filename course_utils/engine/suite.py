@@ -109,11 +109,12 @@ def lint(leg):
 
 
 def pytest(leg, scratch, *arguments, **environment):
-    """One run of pytest. The conftest at the root keeps it away from the learner's folder."""
+    """One run of pytest, its temporary files in `scratch`. The conftest at the root guards the learner's folder."""
     report = scratch / f"{leg.name.replace(' ', '-')}.xml"
     ended = processes.run(
         [sys.executable, "-m", "pytest", "-q", *arguments, f"--junitxml={report}"],
-        {"COURSE_STRICT": "", "DEVICE": "", **environment}, seconds=LEG_LIMIT,
+        {"COURSE_STRICT": "", "DEVICE": "", **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch)), **environment},
+        seconds=LEG_LIMIT,
     )
     count(leg, report)
     if ended.status and not leg.failed:
