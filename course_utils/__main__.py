@@ -90,7 +90,7 @@ def parser():
     c.add_argument("--port", type=port, help="the first port to try (8888)")
 
     c = command(test, "set up .venv if needed, run everything that CI runs", True)
-    c.add_argument("--quick", action="store_true", help="leave out the browser and the slow legs, and say so")
+    c.add_argument("--quick", action="store_true", help="leave out papermill and the browser, and say so")
     c.add_argument("--device", type=device, default="auto", help="auto, cpu, cuda")
 
     c = command(run, "run lessons as batch jobs, with a summary")
@@ -117,7 +117,9 @@ def parser():
 
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit that lets every `finally` run
+    for name in ("SIGTERM", "SIGHUP"):  # killed, or its terminal closed: an exit that lets every `finally` run
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda number, _: sys.exit(128 + number))
     try:
         options = parser().parse_args(arguments)
         if options.command is None:

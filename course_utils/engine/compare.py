@@ -39,9 +39,8 @@ def difference(expected, got, tolerance=0.0, strides=False):
     if not fits:
         return f"{kind(got)} came where {kind(expected)} was expected" + _cure(expected, got)
     wanted, came = value(expected), value(got)
-    if wanted == came or (isinstance(wanted, float) and math.isnan(wanted) and math.isnan(came)):
-        return None
-    if tolerance and isinstance(wanted, float) and math.isclose(wanted, came, rel_tol=tolerance, abs_tol=tolerance):
+    near = isinstance(wanted, float) and math.isclose(wanted, came, rel_tol=tolerance, abs_tol=tolerance)
+    if near or wanted == came or (isinstance(wanted, float) and math.isnan(wanted) and math.isnan(came)):
         return None
     return "the value differs"
 
@@ -86,7 +85,7 @@ def _shape_difference(expected, got, tolerance):
     except RuntimeError:
         fits = False
     if fits and got.numel():
-        said += "; the values fit only by broadcasting, which repeats elements without a word: in a loss nobody would notice"
+        said += "; the values fit only by broadcasting"
     elif got.numel() and got.numel() == expected.numel() and bool(_close(expected.flatten(), got.flatten(), tolerance).all()):
         said += "; the values and their order are right"
     return said
@@ -108,8 +107,7 @@ def _sequence_difference(expected, got, tolerance, strides):
     if len(got) != len(expected):
         return f"its length is {len(got)}, expected {len(expected)}"
     for i, (e, g) in enumerate(zip(expected, got)):
-        said = difference(e, g, tolerance, strides)
-        if said:
+        if said := difference(e, g, tolerance, strides):
             return f"entry {i} is {brief(g)}, expected {brief(e)}" if said == "the value differs" else f"entry {i}: {said}"
     return None
 
@@ -120,8 +118,7 @@ def _dict_difference(expected, got, tolerance, strides):
     if list(got) != list(expected) and set(got) != set(expected):
         return f"its keys are {brief(list(got))}, expected {brief(list(expected))}"
     for key in expected:
-        said = difference(expected[key], got[key], tolerance, strides)
-        if said:
+        if said := difference(expected[key], got[key], tolerance, strides):
             return f"under {brief(key)}: {said}"
     return None
 

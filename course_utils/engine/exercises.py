@@ -209,8 +209,7 @@ def _examine(exercise, function):
         return Report(Outcome.NOT_ATTEMPTED, f"{name}: not attempted yet",
                       (("text", f"It is still as it was given. Change {name} in its cell, run that cell, then run this one again."),))
     for number, case in enumerate(exercise.cases, 1):
-        report = _judge(exercise, function, case, f"case {number} of {len(exercise.cases)}")
-        if report is not None:
+        if report := _judge(exercise, function, case, f"case {number} of {len(exercise.cases)}"):
             return report
     lines = ()
     if exercise.solution.__module__.startswith("course_utils.toolkit."):
@@ -222,8 +221,7 @@ def _judge(exercise, function, case, which):
     """None where the case is met, else the report that says why it is not."""
     args, wanted_args = _fresh(case), _fresh(case)
     inputs = _call_text(exercise, args)
-    misfit = _misfit(function, args)
-    if misfit:
+    if misfit := _misfit(function, args):
         return Report(Outcome.WRONG, f"{exercise.name}: wrong arguments", (("code", inputs), ("text", misfit)))
     wanted = _run(exercise.solution, wanted_args, 60.0)
     if not isinstance(wanted.error, case.raises or type(None)):
@@ -233,8 +231,9 @@ def _judge(exercise, function, case, which):
     came = _run(function, args, exercise.time_limit, case.watch)
 
     def wrong(*sentences, shown=True):
-        expected = f"{case.raises.__name__} raised" if case.raises else brief(wanted.result)
-        block = inputs + (f"\nexpected  {expected}\ncame      {brief(came.result)}" if shown else "")
+        # where verify judges, the reference's result is one of many right ones: its complaint says what is expected
+        expected = "" if case.verify else "\nexpected  " + (f"{case.raises.__name__} raised" if case.raises else brief(wanted.result))
+        block = inputs + (f"{expected}\ncame      {brief(came.result)}" if shown else "")
         said = [("text", s) for s in sentences if s]
         if came.printed:
             said.append(("code", "it printed\n" + textwrap.indent(came.printed.rstrip(), "  ")))
@@ -245,32 +244,44 @@ def _judge(exercise, function, case, which):
     if came.error is not None:
         if case.raises and isinstance(came.error, case.raises):
             return None
-        expected = (("text", f"Here it should raise {case.raises.__name__}."),) if case.raises else ()
+        said = [f"Here it should raise {case.raises.__name__}."] if case.raises else []
+        said += [meaning for words, meaning in _MEANINGS.items() if words in _message(came.error)]
         return Report(Outcome.RAISED, f"{exercise.name}: raised {type(came.error).__name__} where {case.name} ({which})",
-                      (("code", inputs), ("code", _learner_traceback(came.error)), *expected))
-    fault = _fault(case, wanted, wanted_args, came, args)
+                      (("code", inputs), ("code", _learner_traceback(came.error)), *(("text", s) for s in said)))
+    fault = _fault(exercise, case, wanted, wanted_args, came, args)
     if fault is None:
         return None
     about, sentence = fault
     return wrong(_sentence(sentence), _misconception(exercise, case, wanted, wanted_args, came, about), shown=about == "value")
 
 
-def _fault(case, wanted, wanted_args, came, args):
+_MEANINGS = {  # words of a message of torch's that says little: what it means
+    "out of bounds for storage": "The view reaches past the end of its storage: are there too many windows, or is a stride too large?",
+    "desired ordering of dimensions": "permute names every dimension, those in front too; movedim takes negative numbers as well.",
+}
+
+
+def _fault(exercise, case, wanted, wanted_args, came, args):
     """(what it is about, the complaint) for what a call gave and did, or None where both are as they should be."""
     if case.raises:
-        return "value", f"here it should raise {case.raises.__name__}"
+        returned = came.result if isinstance(came.result, type) else type(came.result)
+        cure = ": raise it, do not return it" if issubclass(returned, BaseException) else ""
+        return "value", f"here it should raise {case.raises.__name__}{cure}"
     if came.result is None and wanted.result is not None:
         if came.printed:
             return "value", "it prints its answer and returns nothing. A caller gets None: use return."
+        if any(not other.raises and _run(exercise.solution, _fresh(other), 60.0).result is None for other in exercise.cases):
+            return "value", f"None came where {kind(wanted.result)} was expected: on purpose, or because it returns nothing on this path"
         return "value", "it returns nothing (None). Is there a return on every path?"
+    changed = _first_change(exercise, wanted_args if case.mutates else _fresh(case), args, case.tolerance)
+    if changed and case.verify and not case.mutates:  # verify looks at the input, which is no longer what it was
+        return "input", f"the call changed its input: {changed}"
     said = case.verify(came.result, *args) if case.verify else difference(wanted.result, came.result, case.tolerance, case.strides)
     if said:
         return "value", said
-    changed = _first_change(wanted_args if case.mutates else _fresh(case), args, case.tolerance)
-    if changed and case.mutates:
-        return "input", f"it left its input in another state than expected: {changed}"
     if changed:
-        return "input", f"the result is right, but the call changed its input: {changed}"
+        said = "it left its input in another state than expected" if case.mutates else "the result is right, but the call changed its input"
+        return "input", f"{said}: {changed}"
     if came.complaint:
         return "watch", came.complaint
     said = _memory_complaint(case.memory, came.result, args)
@@ -287,7 +298,7 @@ def _misconception(exercise, case, wanted, wanted_args, came, about):
         args = _fresh(case)
         call = _run(mistake.gives, args, 5.0, case.watch)
         if call.error is None and difference(call.result, came.result, case.tolerance, case.strides) is None:
-            fault = _fault(case, wanted, wanted_args, call, args)
+            fault = _fault(exercise, case, wanted, wanted_args, call, args)
             if fault and fault[0] == about and all(_meets(exercise, mistake.gives, met) for met in earlier):
                 return mistake.says
     return None
@@ -297,8 +308,8 @@ def _meets(exercise, function, case):
     args, wanted_args = _fresh(case), _fresh(case)
     wanted, came = _run(exercise.solution, wanted_args, 60.0), _run(function, args, exercise.time_limit, case.watch)
     if came.error is not None:
-        return bool(case.raises) and isinstance(came.error, case.raises)
-    return _fault(case, wanted, wanted_args, came, args) is None
+        return isinstance(came.error, case.raises or ())
+    return _fault(exercise, case, wanted, wanted_args, came, args) is None
 
 
 def _fresh(case):
@@ -425,8 +436,7 @@ def _memory_complaint(memory, result, args):
             continue
         shares = [own[0] < high and low < own[1] for low, high in given]
         if memory == "view" and shares and not shares[0]:
-            size = f"{own[1] - own[0]:,}"
-            return f"the values are right, but it is a copy ({size} bytes newly allocated) where a view of the input was asked for"
+            return f"the values are right, but it is a copy ({own[1] - own[0]:,} bytes) where the input or a view of it will do"
         if memory == "copy" and any(shares):
             return "the values are right, but it is a view of the input where a copy was asked for: writing into one changes the other"
     return None
@@ -448,11 +458,11 @@ def _memory_range(thing):
     return None
 
 
-def _first_change(before, after, tolerance):
+def _first_change(exercise, before, after, tolerance):
+    names = list(inspect.signature(exercise.solution).parameters)
     for i, (b, a) in enumerate(zip(before, after)):
-        said = difference(b, a, tolerance, strides=True)
-        if said:
-            return f"argument {i}: {said}" if len(before) > 1 else said
+        if said := difference(b, a, tolerance, strides=True):
+            return said if len(before) == 1 else f"{names[i]}: {said}" if i < len(names) else f"argument {i}: {said}"
     return None
 
 
@@ -493,13 +503,9 @@ def _message(error):
 def _learner_traceback(error):
     """The exception with the frames of the learner's own code: nothing of this package, of torch or of Python's library."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_library(f.filename)]
-    kept = frames if len(frames) <= 6 else [*frames[:2], None, *frames[-2:]]
-    lines = []
-    for frame in kept:
-        if frame is None:
-            lines.append(f"… {len(frames) - 4} more calls …")
-        else:
-            lines.append(f"line {frame.lineno}, in {frame.name}" + (f"\n    {frame.line}" if frame.line else ""))
+    lines = [f"line {f.lineno}, in {f.name}" + (f"\n    {f.line}" if f.line else "") for f in frames]
+    if len(lines) > 6:
+        lines[2:-2] = [f"… {len(lines) - 4} more calls …"]
     message = "\n".join(line[:300] for line in _message(error).splitlines()[:8])  # torch has messages of pages
     return "\n".join([*lines, f"{type(error).__name__}: {message}" if message else type(error).__name__])
 

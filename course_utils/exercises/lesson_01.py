@@ -18,6 +18,7 @@ from course_utils.toolkit.tensors import (
     hwc_to_chw,
     merge_heads,
     padding_mask,
+    shares_memory,
     shares_storage,
     sliding_windows,
     storage_bytes,
@@ -83,8 +84,8 @@ CONTIGUOUS_STRIDES = Exercise(
         "to its right?",
         "Walk through the sizes from the last to the first, with a step that begins at 1: note the step, then "
         "multiply it by the size.",
-        "A size of 0 would make all strides to its left 0. PyTorch multiplies by `max(size, 1)`. Turn the list "
-        "round at the end, and return a tuple.",
+        "A size of 0 would make all strides to its left 0. PyTorch multiplies by `max(size, 1)`. Reverse the list "
+        "at the end, and return a tuple.",
     ),
     cases=(
         Case("one dimension has stride 1", lambda: ((5,),)),
@@ -102,7 +103,7 @@ CONTIGUOUS_STRIDES = Exercise(
             _strides_from_the_left,
         ),
         Mistake(
-            "The order is upside down: the last stride of a contiguous tensor is 1, the first is the largest.",
+            "The order is reversed: the last stride of a contiguous tensor is 1, the first is the largest.",
             lambda shape: contiguous_strides(shape)[::-1],
         ),
         Mistake(
@@ -110,7 +111,7 @@ CONTIGUOUS_STRIDES = Exercise(
             lambda shape: np.empty(shape, dtype=np.float32).strides,
         ),
         Mistake(
-            "Every size to the right multiplies, and a 0 wipes out all strides before it. PyTorch counts a size of "
+            "Every size to the right is a factor, and a 0 wipes out all strides before it. PyTorch counts a size of "
             "0 as 1 here: `torch.empty(3, 0, 4).stride()`.",
             lambda shape: tuple(math.prod(shape[i + 1 :]) for i in range(len(shape))),
         ),
@@ -130,28 +131,32 @@ SHARES_STORAGE = Exercise(
     hints=(
         "`x.data_ptr()` is the address of the first element that x shows. What is it for `x[3:]`, and does that "
         "answer the question?",
-        "The storage itself is `x.untyped_storage()`; it has a `data_ptr()` and an `nbytes()` of its own.",
-        "Compare the addresses of the two storages. Then look at two empty tensors: their storages are both at "
-        "address 0, where nothing is, so ask for nbytes() > 0 too.",
+        "The storage is an object of its own, `x.untyped_storage()`. It begins at one place, wherever x begins in "
+        "it: two tensors share one storage where their storages begin at the same place.",
+        "Compare `untyped_storage().data_ptr()` of both. Then look at two empty tensors: an address of 0 means that "
+        "there is no memory, so nothing is shared.",
     ),
     cases=(
         Case("a slice of everything is another tensor on the same storage", lambda: (lambda x: (x, x[:]))(count(3))),
+        Case("other values lie in a storage of the same size", lambda: (count(3), count(3) + 5)),
         Case("equal values in two places are two storages", lambda: (count(3), count(3))),
         Case("a slice begins at another address of the same storage", lambda: (lambda x: (x, x[3:]))(count(6))),
         Case("neither of two slices was made from the other", lambda: (lambda x: (x[:4], x[:2]))(count(6))),
+        Case("two halves of one storage have no element in common", lambda: (lambda x: (x[:2], x[2:]))(count(6))),
+        Case("even and odd places of one storage alternate", lambda: (lambda x: (x[::2], x[1::2]))(count(6))),
         Case("the same bytes are shown as another dtype", lambda: (lambda x: (x, x.view(torch.int32)))(count(4))),
         Case("a clone has its own storage", lambda: (lambda x: (x, x.clone()))(count(3))),
         Case("empty storages share nothing", lambda: (torch.empty(0), torch.empty(0, 2))),
     ),
     mistakes=(
         Mistake(
-            "Two empty storages are both at address 0, where there is no memory at all: nothing is shared. Ask for "
-            "`nbytes() > 0` as well.",
+            "Two empty storages are both at address 0, and an address of 0 means that there is no memory: nothing is "
+            "shared.",
             lambda a, b: a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr(),
         ),
         Mistake(
-            "`x.data_ptr()` is where the *first element* of x lies. Two halves begin at different places of one "
-            "storage; ask the storages, `x.untyped_storage().data_ptr()`.",
+            "`x.data_ptr()` is where the *first element* of x lies, and two slices begin at different places of one "
+            "storage. Ask the storage, not the tensor, where it begins.",
             lambda a, b: a.data_ptr() == b.data_ptr(),
         ),
         Mistake(
@@ -160,8 +165,8 @@ SHARES_STORAGE = Exercise(
             lambda a, b: a is b or a._base is b or b._base is a,
         ),
         Mistake(
-            "The tensors at the root, found by `_base`, are one as long as PyTorch remembers every step; a view of another "
-            "dtype has no base. The storage always knows.",
+            "`_base` leads to the tensor at the root as long as PyTorch has noted every step, and a view of another "
+            "dtype has no base. Ask the storage where it begins.",
             lambda a, b: (a if a._base is None else a._base) is (b if b._base is None else b._base),
         ),
         Mistake(
@@ -169,12 +174,39 @@ SHARES_STORAGE = Exercise(
             lambda a, b: a.shape == b.shape and torch.equal(a, b),
         ),
         Mistake(
-            "Each view is a Python object of its own, so `is` finds no sharing at all. The memory is below the "
-            "object: `x.untyped_storage()`.",
+            "Each view is a Python object of its own, and `x.storage()` makes a new object at each call: comparing "
+            "objects, with `is` or `==`, finds no sharing at all. Ask the storage where in memory it begins.",
             lambda a, b: a is b,
+        ),
+        Mistake(
+            "The question is about one storage, not about touching the same bytes: two slices can lie side by side in "
+            "one storage and have no byte in common.",
+            shares_memory,
+        ),
+        Mistake(
+            "Two storages of the same size are still two. Ask where they begin, not how large they are.",
+            lambda a, b: a.untyped_storage().nbytes() == b.untyped_storage().nbytes(),
         ),
     ),
 )
+
+
+def _by_size(*tensors):
+    return sum({t.untyped_storage().nbytes() for t in tensors})
+
+
+def _unlike_the_one_before(*tensors):
+    storages = [t.untyped_storage() for t in tensors]
+    new = [not i or s.data_ptr() != storages[i - 1].data_ptr() for i, s in enumerate(storages)]
+    return sum(s.nbytes() for s, counts in zip(storages, new) if counts)
+
+
+def _unless_bytes_are_shared(*tensors):
+    kept = []
+    for tensor in tensors:
+        if not any(shares_memory(tensor, other) for other in kept):
+            kept.append(tensor)
+    return sum(t.untyped_storage().nbytes() for t in kept)
 
 
 def _slice_and_rest():
@@ -199,7 +231,13 @@ STORAGE_BYTES = Exercise(
             "a tensor, its transpose and its first rows need one storage",
             lambda: (lambda x: (x, x.t(), x[:2]))(count(5, 4)),
         ),
+        Case("two storages have the same size", lambda: (count(5), count(5) + 9)),
+        Case(
+            "two storages alternate",
+            lambda: (lambda a, b: (a, b, a[:1], b[:1]))(count(5), torch.zeros(3, dtype=torch.float64)),
+        ),
         Case("one row keeps all of the storage alive", lambda: (count(100, 10)[:1],)),
+        Case("two slices of one storage overlap", lambda: (lambda x: (x[:6], x[2:]))(count(10))),
         Case("three slices begin at different places of one storage", _slice_and_rest),
         Case("an expanded tensor shows more than it owns", lambda: (count(3, 1).expand(3, 1000),)),
         Case("no tensors need no memory", lambda: ()),
@@ -218,9 +256,24 @@ STORAGE_BYTES = Exercise(
             lambda *tensors: sum({t.data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()),
         ),
         Mistake(
-            "A storage that stands under several tensors is counted once for each of them. Keep the storages in a "
+            "A storage that several tensors share is counted once for each of them. Keep the storages in a "
             "dictionary by their address.",
             lambda *tensors: sum(t.untyped_storage().nbytes() for t in tensors),
+        ),
+        Mistake(
+            "The storages are told apart by their size, so two of the same size are counted as one. Tell them apart "
+            "by where they begin.",
+            _by_size,
+        ),
+        Mistake(
+            "Each storage is compared with that of the tensor before it, and one that comes again later is counted "
+            "again. Compare with all that have been seen.",
+            _unlike_the_one_before,
+        ),
+        Mistake(
+            "Tensors are taken as one memory where they touch the same bytes. Slices can lie side by side in one "
+            "storage: ask each storage where it begins.",
+            _unless_bytes_are_shared,
         ),
         Mistake(
             "Each storage is counted once, but with the bytes that a tensor shows of it. A slice keeps the whole "
@@ -240,15 +293,17 @@ HWC_TO_CHW = Exercise(
         "renames the axes and leaves each number with its pixel?",
         "`permute` and `movedim` reorder dimensions. Count from the right (-1 is the channels), so that a batch in "
         "front changes nothing.",
-        "The channels move from place -1 to place -3, and height and width keep their order: `image.movedim(-1, -3)`.",
+        "The channels move from position -1 to position -3, and height and width keep their order: "
+        "`image.movedim(-1, -3)`.",
     ),
     cases=(
-        Case("an image has two rows and three columns", lambda: (count(2, 3, 3),), memory="view"),
+        Case("an image has two rows and four columns", lambda: (count(2, 4, 3),), memory="view"),
         Case(
             "the image is square, so that a wrong picture has the right shape", lambda: (count(3, 3, 3),), memory="view"
         ),
         Case("there are four channels", lambda: (count(2, 5, 4, dtype=torch.uint8),), memory="view"),
         Case("a batch comes in", lambda: (count(2, 3, 4, 3),), memory="view"),
+        Case("two dimensions stand in front, as in a batch of videos", lambda: (count(2, 2, 2, 4, 3),), memory="view"),
         Case("the image is a crop of a larger one", lambda: (count(6, 6, 3)[1:4, 2:5],), memory="view"),
         Case("there is a single grey channel", lambda: (count(4, 2, 1),), memory="view"),
     ),
@@ -260,14 +315,18 @@ HWC_TO_CHW = Exercise(
             lambda image: image.reshape(*image.shape[:-3], image.shape[-1], *image.shape[-3:-1]),
         ),
         Mistake(
-            "Height and width are exchanged: the picture is mirrored along its diagonal. `transpose` swaps two "
-            "axes, and here three change place.",
+            "Height and width are exchanged as well: the picture is mirrored along its diagonal. `transpose` swaps two "
+            "axes, and here all three change place.",
             lambda image: image.transpose(-1, -3),
         ),
         Mistake(
-            "Channels and height are exchanged with the width left in front of nothing: (height, channels, width). "
-            "The channels go to the very front.",
+            "Channels and width have changed places: (height, channels, width). The channels must come first.",
             lambda image: image.transpose(-1, -2),
+        ),
+        Mistake(
+            "This is the opposite move: the first dimension has gone to the end, (width, channels, height). The last "
+            "one, the channels, must come first.",
+            lambda image: image.movedim(-3, -1),
         ),
     ),
 )
@@ -275,6 +334,19 @@ HWC_TO_CHW = Exercise(
 
 def _zero_in_stride(x):
     return x.clone() if 0 in x.stride() else x
+
+
+def _zero_or_equal_strides(x):
+    strides = [stride for size, stride in zip(x.shape, x.stride()) if size > 1]
+    return x.contiguous() if 0 in strides or len(set(strides)) < len(strides) else x
+
+
+def _small_storage(x):
+    return x.contiguous() if x.untyped_storage().nbytes() < x.nbytes else x
+
+
+def _equal_values(x):
+    return x if x.unique().numel() == x.numel() else x.clone(memory_format=torch.contiguous_format)
 
 
 WRITABLE = Exercise(
@@ -293,10 +365,23 @@ WRITABLE = Exercise(
     cases=(
         Case("a contiguous tensor owns its elements", lambda: (count(2, 3),), memory="view"),
         Case("a transposed tensor owns its elements", lambda: (count(2, 3).t(),), memory="view"),
+        Case("equal values lie in places of their own", lambda: (torch.zeros(2, 3).t(),), memory="view"),
         Case("a column is seen four times", lambda: (count(3, 1).expand(3, 4),), memory="copy", strides=True),
         Case(
             "windows overlap without any stride being 0",
             lambda: (count(6).unfold(0, 3, 1),),
+            memory="copy",
+            strides=True,
+        ),
+        Case(
+            "windows overlap and all strides differ",
+            lambda: (torch.zeros(7).unfold(0, 3, 2),),
+            memory="copy",
+            strides=True,
+        ),
+        Case(
+            "a column is seen four times, in a storage with room for all",
+            lambda: (count(100)[:3].view(3, 1).expand(3, 4),),
             memory="copy",
             strides=True,
         ),
@@ -316,14 +401,28 @@ WRITABLE = Exercise(
             lambda x: x.contiguous(),
         ),
         Mistake(
-            "A copy of what already owns its memory costs time and bytes for nothing, and the caller's tensor is no "
-            "longer the one that is written to.",
+            "Each element of x has its own memory already: return x itself. A copy costs time and bytes for nothing, "
+            "and what is written into it does not reach the caller's tensor.",
             lambda x: x.clone(memory_format=torch.contiguous_format),
         ),
         Mistake(
             "A stride of 0 is one way to repeat, not the only one: windows made by `unfold` share elements with "
             "strides of 1. And along a size of 1, a stride of 0 repeats nothing.",
             _zero_in_stride,
+        ),
+        Mistake(
+            "Windows of 3 that begin 2 apart overlap with strides (2, 1): neither is 0, and they differ. Strides alone "
+            "do not tell; how far each dimension reaches counts as well.",
+            _zero_or_equal_strides,
+        ),
+        Mistake(
+            "The storage is large enough for all elements, and they still share places: the rest of it is not shown. "
+            "Compare the places that x shows, not the sizes.",
+            _small_storage,
+        ),
+        Mistake(
+            "Here values are compared. Equal values can lie in different places: look at the places.",
+            _equal_values,
         ),
         Mistake(
             "Returned unchanged, it has several elements in one place: writing one of them changes the others.",
@@ -357,7 +456,7 @@ SLIDING_WINDOWS = Exercise(
     lesson=LESSON,
     solution=sliding_windows,
     hints=(
-        "Write the windows of size 3 of the numbers 0 to 5 below each other. How far in the storage is it from one "
+        "Write the windows of size 3 over the numbers 0 to 5, one below the other. How far in the storage is it from one "
         "number to its right neighbour, and how far to the number below?",
         "Both steps are multiples of one stride, that of x's last dimension, `x.stride(-1)`, which need not be 1. "
         "Below is `step` times as far.",
@@ -369,12 +468,13 @@ SLIDING_WINDOWS = Exercise(
     cases=(
         Case("windows of three move on by one", lambda: (count(6), 3), memory="view"),
         Case("windows move on by two", lambda: (count(7), 3, 2), memory="view"),
-        Case("the last step does not fit any more", lambda: (count(8), 3, 2), memory="view"),
+        Case("the last step no longer fits", lambda: (count(8), 3, 2), memory="view"),
         Case("one window fits exactly", lambda: (count(4), 4), memory="view"),
         Case("the signal is a slice and begins at an offset", lambda: (count(10)[4:], 2), memory="view"),
         Case("the signal takes every second number", lambda: (count(12)[::2], 3), memory="view"),
         Case("there is a batch of signals", lambda: (count(2, 5), 2), memory="view"),
         Case("the batch is transposed", lambda: (count(6, 2).t(), 3, 2), memory="view"),
+        Case("two dimensions stand in front", lambda: (count(2, 3, 5), 2), memory="view"),
     ),
     mistakes=(
         Mistake(
@@ -420,8 +520,8 @@ BATCH_DIAGONAL = Exercise(
     ),
     mistakes=(
         Mistake(
-            "This computes steps from the sizes, n + 1 for a diagonal, which is right for a contiguous tensor "
-            "alone. The strides say how far a row and a column really are.",
+            "This computes steps from the sizes, n + 1 for a diagonal, which is right only for a contiguous "
+            "tensor. The strides say how far a row and a column really are.",
             lambda x: x.as_strided((len(x), x.shape[1]), (x.shape[1] ** 2, x.shape[1] + 1), x.storage_offset()),
         ),
         Mistake(
@@ -460,9 +560,9 @@ BROADCAST_SHAPE = Exercise(
     lesson=LESSON,
     solution=broadcast_shape,
     hints=(
-        "Write the shapes (5, 1) and (4,) below each other, aligned at the right. What stands above the gap, and "
+        "Write the shapes (5, 1) and (4,) one above the other, aligned at the right. What stands above the gap, and "
         "what does the 1 become?",
-        "Fill the shorter shape with ones at the left until both have one length: `(1,) * missing + tuple(shape)`. "
+        "Fill the shorter shape with ones at the left until both have the same length: `(1,) * missing + tuple(shape)`. "
         "Then go through the pairs.",
         "For a pair (m, n): equal sizes stay, a 1 takes the other size (even where that is 0), anything else raises "
         "ValueError. `n if m == 1 else m` does it once the error is ruled out.",
@@ -485,6 +585,11 @@ BROADCAST_SHAPE = Exercise(
             _from_the_left,
         ),
         Mistake(
+            "`zip` stops at the end of the shorter shape, and the rest of the longer one is lost. Fill the shorter "
+            "shape with ones in front first.",
+            lambda a, b: tuple(n if m == 1 else m for m, n in zip(a[::-1], b[::-1]))[::-1],
+        ),
+        Mistake(
             "The larger of two sizes is not always the answer: a 1 that meets a 0 becomes 0. A 1 takes the other "
             "size, whatever it is.",
             _larger,
@@ -495,7 +600,7 @@ BROADCAST_SHAPE = Exercise(
             lambda a, b: tuple(max(m, n) for m, n in _sizes(a, b)),
         ),
         Mistake(
-            "Different sizes meet here and none of them is 1: that raises ValueError.",
+            "Different sizes meet here and neither is 1: that raises ValueError.",
             lambda a, b: tuple(n if m == 1 else m for m, n in _sizes(a, b)),
         ),
     ),
@@ -541,6 +646,14 @@ def _ones_are_no_exception(shape, strides, new_shape):
     return view_strides(shape, strides, new_shape)
 
 
+def _stride_of_a_one(shape, strides, new_shape):
+    """A run begun by a size of 1 keeps that dimension's stride."""
+    result = view_strides(shape, strides, new_shape)
+    if 0 in shape or result is None or shape[-1:] != (1,) or not result:
+        return result
+    return tuple(stride // max(1, result[-1]) * strides[-1] for stride in result)
+
+
 def _no_check(shape, strides, new_shape):
     return view_strides(shape, strides, new_shape) if math.prod(shape) == math.prod(new_shape) else None
 
@@ -549,9 +662,9 @@ def _where_steps_are_taken(result, shape, strides, new_shape):
     """Compares the strides along sizes above 1: along the others no step is ever taken, so any stride is right."""
     wanted = view_strides(shape, strides, new_shape)
     if not isinstance(result, tuple) or len(result) != len(wanted):
-        return f"a tuple of {len(wanted)} strides was expected"
+        return f"a tuple of {len(wanted)} strides was expected, such as {wanted}"
     if math.prod(shape) and any(size > 1 and came != want for size, came, want in zip(new_shape, result, wanted)):
-        return "the strides differ"
+        return f"the strides differ from {wanted} where a step is taken"
     return None
 
 
@@ -563,13 +676,13 @@ VIEW_STRIDES = Exercise(
         "the outer one. What must hold between the outer stride, the inner stride and the inner size?",
         "outer stride == inner size * inner stride. So first merge: go from the last dimension to the first and "
         "collect *runs*, each with a number of elements and the stride of its innermost dimension. A size of 1 "
-        "joins any run, since nobody ever steps along it.",
+        "joins any run and has no say in its stride, since no step is ever taken along it.",
         "Then divide: take the new sizes from the last to the first and fill the runs with them. Within a run with "
         "stride s, the first new size gets stride s, the next gets s times the sizes already placed in this run.",
         "A run must be filled exactly: new sizes are taken while their product is below the run's elements. If the "
         "product then goes past it, the new dimension would reach from one run into the next, and no single stride "
         "can do that: return None.",
-        "What is left: raise ValueError first where the numbers of elements differ; a tensor with a size of 0 can "
+        "What remains: raise ValueError first where the numbers of elements differ; a tensor with a size of 0 can "
         "be viewed as any shape without elements; a scalar is one run of one element; new sizes of 1 at the end of "
         "a run are taken too.",
     ),
@@ -584,6 +697,7 @@ VIEW_STRIDES = Exercise(
         Case("the new shape would cross from one run into the next", lambda: ((2, 6), (20, 1), (4, 3))),
         Case("the new sizes meet the end of a run by chance only", lambda: ((4, 3), (6, 1), (3, 4))),
         Case("a size of 1 has an odd stride", lambda: ((3, 1, 4), (4, 99, 1), (12,))),
+        Case("a size of 1 comes last and has an odd stride", lambda: ((6, 1), (2, 99), (6,))),
         Case("sizes of 1 are put in", lambda: ((6,), (2,), (1, 3, 1, 2, 1)), verify=_where_steps_are_taken),
         Case("an expanded column cannot be flattened", lambda: ((3, 4), (1, 0), (12,))),
         Case("one number seen six times can be seen in another shape", lambda: ((2, 3), (0, 0), (3, 2))),
@@ -599,6 +713,11 @@ VIEW_STRIDES = Exercise(
         Mistake(
             "A dimension of size 1 ends no run: its stride is never used, so it may be anything.",
             _ones_are_no_exception,
+        ),
+        Mistake(
+            "The stride of a size-1 dimension has become the stride of a run. No step is ever taken along it: the stride "
+            "of the run is that of its innermost dimension with more than one element.",
+            _stride_of_a_one,
         ),
         Mistake(
             "This lets contiguous tensors through and no others. `view` needs less: only dimensions that are "
@@ -621,8 +740,8 @@ VIEW_STRIDES = Exercise(
             _one_dimension_at_a_time,
         ),
         Mistake(
-            "None is for shapes that `view` could fill if the memory allowed it. Another number of elements is an "
-            "error: ValueError.",
+            "None is for shapes that `view` could fill if the memory allowed it. A different number of elements is "
+            "an error: ValueError.",
             _no_check,
         ),
     ),
@@ -658,7 +777,10 @@ def _is_the_line(result, x, y):
         return "a tuple of two floats, weight and bias, was expected"
     want = torch.linalg.lstsq(torch.stack([x, torch.ones_like(x)], dim=1), y.unsqueeze(1)).solution.flatten().tolist()
     if any(not abs(came - wanted) < 1e-3 for came, wanted in zip(result, want)):
-        return f"the least-squares line has weight {want[0]:.3f} and bias {want[1]:.3f}"
+        said = f"the least-squares line has weight {want[0]:.3f} and bias {want[1]:.3f}"
+        if not all(map(math.isfinite, result)):
+            return said + "; here each step overshoots further than the last: rate times gradient is too large"
+        return said + ", and 200 steps at a rate of 0.1 come within 0.001 of it"
     return None
 
 
@@ -666,9 +788,9 @@ FIT_LINE = Exercise(
     lesson=LESSON,
     solution=fit_line,
     hints=(
-        "The loss falls and then stays. What number does it stay at? Compare it with `y.var()`, and print the "
-        "shapes of prediction, y and prediction - y.",
-        "(N, 1) minus (N,) is (N, N): each prediction is held against each target. The best answer to that question "
+        "The loss falls and then stays. What number does it stay at? Compare it with `y.var(correction=0)`, and "
+        "print the shapes of prediction, y and prediction - y.",
+        "(N, 1) minus (N,) is (N, N): each prediction is compared with every target. The best answer to that question "
         "is the mean of y, with a slope of 0.",
         "Give both the same shape before they meet: `prediction = (inputs @ weight + bias).squeeze(1)`. An `assert "
         "prediction.shape == y.shape` would have told you.",
@@ -708,22 +830,21 @@ PLANES = Exercise(
     lesson=LESSON,
     solution=planes,
     hints=(
-        "In what order do the numbers of one row lie? Take an image of two pixels, red and blue: 255, 0, 0, 0, 0, "
-        "255. What does the first plane show after `view(1, 3, 1, 2)`?",
+        "In what order do the numbers of one row lie? Take an image of two red pixels: 255, 0, 0, 255, 0, 0. "
+        "What does the first plane show after `view(1, 3, 1, 2)`?",
         "`view` may cut the row only where the numbers are cut: pixel after pixel, three colours each. That is (N, "
         "height, width, 3). What remains is to move the colours to the front, without moving a number.",
         "`rows.view(len(rows), height, width, 3).permute(0, 3, 1, 2) / 255`",
     ),
     cases=(
         Case(
-            "a red pixel stands beside a blue one",
-            lambda: (torch.tensor([[255, 0, 0, 0, 0, 255]], dtype=torch.uint8), 1, 2),
+            "two red pixels stand side by side",
+            lambda: (torch.tensor([[255, 0, 0, 255, 0, 0]], dtype=torch.uint8), 1, 2),
             tolerance=1e-6,
         ),
         Case("an image has more columns than rows", lambda: (_rows(1, 2, 4), 2, 4), tolerance=1e-6),
         Case("a square image hides exchanged axes", lambda: (_rows(1, 3, 3), 3, 3), tolerance=1e-6),
         Case("there are several images", lambda: (_rows(3, 2, 3), 2, 3), tolerance=1e-6),
-        Case("there are no images", lambda: (_rows(0, 2, 3), 2, 3), tolerance=1e-6),
     ),
     mistakes=(
         Mistake(
@@ -732,8 +853,8 @@ PLANES = Exercise(
             _planes_scrambled,
         ),
         Mistake(
-            "Height and width are exchanged. The rows of an image come first in memory: view as (n, height, width, "
-            "3), then permute to (0, 3, 1, 2).",
+            "Width comes before height in this shape. The channels move to the front, and height and width keep their "
+            "order: `permute(0, 3, 1, 2)`.",
             lambda rows, height, width: planes(rows, height, width).transpose(2, 3),
         ),
         Mistake(
@@ -770,8 +891,7 @@ PADDING_MASK = Exercise(
         Case("two sentences have different lengths", lambda: ([3, 1], 4)),
         Case("a short sentence comes before a long one", lambda: ([1, 4, 2], 4)),
         Case("one sentence is empty and another fills its row", lambda: ([0, 3], 3)),
-        Case("the lengths come as a tensor", lambda: (torch.tensor([2, 3]), 4)),
-        Case("there are no sentences", lambda: ([], 2)),
+        Case("all sentences fill their rows", lambda: ([2, 2, 2], 2)),
     ),
     mistakes=(
         Mistake(
@@ -780,7 +900,7 @@ PADDING_MASK = Exercise(
             _shared_row,
         ),
         Mistake(
-            "The mask is upside down: True is wanted where there is a real word.",
+            "The mask is inverted: True is wanted where there is a real word.",
             lambda lengths, width: ~padding_mask(lengths, width),
         ),
         Mistake(
@@ -825,12 +945,12 @@ STANDARDISE = Exercise(
     ),
     mistakes=(
         Mistake(
-            "The caller's array is changed along with the tensor: `from_numpy` shares its memory, and `-=`, `/=` "
-            "and methods ending in `_` write into it.",
+            "The caller's array is changed: something writes into its memory. `-=`, `/=` and methods ending in `_` write "
+            "in place, and a tensor made by `from_numpy`, `as_tensor` or `torch.Tensor` shares a float32 array's memory.",
             _standardise_in_place,
         ),
         Mistake(
-            "numpy's std divides by N, torch's by N - 1. Here torch's is asked for: `tensor.std()`.",
+            "numpy's std divides by N, torch's by N - 1. Here torch's is wanted: `tensor.std()`.",
             lambda array: torch.tensor((array - array.mean()) / array.std()),
         ),
         Mistake(
@@ -857,7 +977,7 @@ def _within_budget(call):
         return None
     return (
         f"the values are right, but the call allocates {allocated:,} bytes, {allocated / x:.1f} times the size of x, "
-        f"where {budget:,} are plenty: something makes a copy for each of the {_DIRECTIONS} directions. "
+        f"where {budget:,} are enough: something makes a copy for each of the {_DIRECTIONS} directions. "
         "Measure the lines of the loop with `allocated_bytes`"
     )
 
@@ -869,7 +989,7 @@ PROJECTIONS = Exercise(
     hints=(
         "Which line allocates? Measure `kit.allocated_bytes(lambda: x.t())`, then the same with `.contiguous()`, "
         "and compare with `x.nbytes`.",
-        "`x.t()` moves nothing; `.contiguous()` copies all of x, in every turn, and its result never changes. Does "
+        "`x.t()` moves nothing; `.contiguous()` copies all of x on every pass, and its result never changes. Does "
         "the product need it at all? Leave it out and compare the results.",
         "A product takes strides as they are: `weight @ x.t()`. And a stack of products is one product: `weights @ "
         "x.t()`.",
@@ -892,7 +1012,7 @@ PROJECTIONS = Exercise(
             lambda x, weights: weights @ x.reshape(x.shape[1], x.shape[0]),
         ),
         Mistake(
-            "Samples and directions have changed places: one row for each direction is asked for.",
+            "Samples and directions have changed places: the result has one row for each direction.",
             lambda x, weights: x @ weights.t(),
         ),
     ),
@@ -924,8 +1044,8 @@ MERGE_HEADS = Exercise(
             lambda context: context.reshape(context.shape[0], context.shape[2], -1),
         ),
         Mistake(
-            "The numbers of a token are interleaved: dim before heads. Heads come first, each with its dim numbers "
-            "in a row.",
+            "The numbers of a token are interleaved: dim before heads. Heads come first, each with its `dim` "
+            "numbers in a row.",
             lambda context: context.permute(0, 2, 3, 1).flatten(2),
         ),
     ),

@@ -98,7 +98,7 @@ def view_strides(shape, strides, new_shape):
 
 
 def shares_storage(a, b):
-    """Do two tensors stand on one storage, whichever parts of it they show?
+    """Do two tensors share one storage, whichever parts of it they show?
 
     Empty storages share nothing, and neither do tensors on the meta device, which have no memory. Two halves of one
     storage share it; whether they touch the same bytes is what `shares_memory` answers.

@@ -126,7 +126,7 @@ check(element_offset)
 
 # %% tags=["exercise"]
 def contiguous_strides(shape):
-    """Strides, in elements, of a contiguous tensor of this shape. A size of 0 counts as 1.
+    """Strides, a tuple, of a contiguous tensor of this shape. A size of 0 counts as 1.
 
     >>> contiguous_strides((4, 6))
     (6, 1)
@@ -544,7 +544,7 @@ assert signal.tolist() == [1.0, 2.0, 3.0, 3.0, 2.0, 1.0]
 
 # %% tags=["exercise"]
 def writable(x):
-    """`x` where every element has its own memory, otherwise a contiguous copy with the same values.
+    """`x` itself where every element has its own memory, otherwise a contiguous copy.
 
     >>> x = torch.zeros(3)
     >>> writable(x) is x
@@ -645,7 +645,9 @@ assert "due to broadcasting" in str(caught[0].message)
 
 # %% tags=["exercise"]
 def broadcast_shape(a, b):
-    """The shape, a tuple, in which shapes `a` and `b` meet; ValueError where they do not.
+    """The shape, a tuple, in which shapes `a` and `b` meet.
+
+    Raises ValueError where two sizes differ and neither is 1; a 1 takes the other size, even 0.
 
     >>> broadcast_shape((5, 1), (4,))
     (5, 4)
@@ -916,8 +918,8 @@ assert product.shape == (1_000_000, 1_000_000)
 def view_strides(shape, strides, new_shape):
     """Strides with which `view(new_shape)` sees a tensor of `shape` and `strides`, or None.
 
-    A tensor without elements can be viewed as any shape without elements. Raises ValueError where
-    the numbers of elements differ.
+    A tensor without elements can be viewed as any shape without elements; strides along a size of
+    1 are free. Raises ValueError where the numbers of elements differ.
 
     >>> view_strides((2, 3, 2), (12, 4, 2), (6, 2))
     (4, 2)
@@ -1023,7 +1025,7 @@ check(planes)
 
 # %% tags=["exercise", "clinic"]
 def padding_mask(lengths, width):
-    """Mask (B, width), True at the first lengths[i] positions of row i, for B sentences."""
+    """Mask (B, width), True at the first lengths[i] positions of row i, for a list of B lengths."""
     mask = torch.ones(width, dtype=torch.bool).expand(len(lengths), width)
     for i, length in enumerate(lengths):
         mask[i, length:] = False

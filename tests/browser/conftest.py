@@ -83,18 +83,28 @@ class Seen:
     def open(self):
         self.page.goto(self.lab.address.replace("00_start_here", self.lesson) + "&reset")
         self.page.wait_for_selector(".jp-Notebook .jp-Cell")
-        self.page.wait_for_selector('.jp-Notebook-ExecutionIndicator[data-status="idle"]')
+        self.page.get_by_text("| Idle").wait_for()  # before that, a cell that is run waits for ever
 
     def cell(self, text):
         """The code cell whose source contains `text`."""
         return self.page.locator(".jp-CodeCell").filter(has=self.page.locator(".cm-content", has_text=text)).first
 
+    def enter(self, cell):
+        """Click into a cell's editor, until the keyboard is there: on a busy machine the page may still be drawing it."""
+        for _ in range(20):
+            cell.locator(".cm-content").click()
+            if cell.locator(".cm-editor.cm-focused").count():
+                return
+            self.page.wait_for_timeout(250)
+        raise AssertionError("the cell takes no focus")
+
     def run(self, cell):
         """Run one cell with Shift+Enter and wait until it is done; returns its output area."""
-        cell.locator(".cm-content").click()
+        self.enter(cell)
         self.page.keyboard.press("Shift+Enter")
         self.page.wait_for_selector('.jp-Notebook-ExecutionIndicator[data-status="idle"]')
-        self.page.wait_for_function("cell => /\\[\\d+\\]/.test(cell.querySelector('.jp-InputPrompt').textContent)", arg=cell.element_handle())
+        done = "cell => /\\[\\d+\\]/.test(cell.querySelector('.jp-InputPrompt').textContent)"
+        self.page.wait_for_function(done, arg=cell.element_handle())
         return cell.locator(".jp-Cell-outputArea")
 
     def run_all(self):
@@ -107,8 +117,7 @@ class Seen:
 
     def write(self, cell, old, new):
         """Type: select `old`, with which a cell ends, and put `new` in its place."""
-        source = cell.locator(".cm-content")
-        source.click()
+        self.enter(cell)
         self.page.keyboard.press("Control+End")
         for _ in old:
             self.page.keyboard.press("Shift+ArrowLeft")

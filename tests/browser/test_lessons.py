@@ -15,10 +15,8 @@ def test_every_cell_runs_and_nothing_complains(see, lesson, theme):
     assert seen.page.locator('[data-mime-type="application/vnd.jupyter.error"], .jp-mod-stderr').count() == 0
     assert seen.page.get_by_text("Error displaying widget").count() == 0
     assert seen.page.locator(".course-predict").count() >= (1 if lesson == "00_start_here" else 5)
-    wide = seen.page.evaluate(
-        "[...document.querySelectorAll('.jp-RenderedHTMLCommon svg, .jp-OutputArea-output svg')].filter(s => s.getBoundingClientRect().width > 901).length"
-    )
-    assert wide == 0
+    pictures = "[...document.querySelectorAll('.jp-OutputArea-output svg')]"
+    assert seen.page.evaluate(f"{pictures}.filter(svg => svg.getBoundingClientRect().width > 901).length") == 0
     assert all(picture.stat().st_size > 50_000 for picture in seen.pictures(f"{lesson}-{shade}"))
     assert seen.errors == []
 
@@ -52,7 +50,7 @@ def test_a_hint_and_a_prediction_answer_to_the_keyboard(see):
     seen = see("00_start_here")
     seen.run_all()
     check = seen.cell("check(total_elements)")
-    check.locator(".cm-content").click()
+    seen.enter(check)
     seen.page.keyboard.press("Control+End")
     seen.page.keyboard.type("\nhint(total_elements)")
     assert "Hint 1 of 2" in seen.run(check).inner_text()

@@ -2,11 +2,13 @@ import functools
 import itertools
 import math
 import operator
+import warnings
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from course_utils.toolkit.tensors import shares_memory
 from exercise_answers import broken, right, wrong
 
 # ── element_offset ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -58,7 +60,7 @@ def as_fortran_does(shape):
     return tuple(strides)
 
 
-@wrong("contiguous_strides", "upside down")
+@wrong("contiguous_strides", "order is reversed")
 def forgets_to_turn_round(shape):
     strides, step = [], 1
     for size in reversed(shape):
@@ -115,7 +117,7 @@ def first_addresses(a, b):
     return a.data_ptr() == b.data_ptr()
 
 
-@wrong("shares_storage", "`is` finds no sharing")
+@wrong("shares_storage", "with `is` or `==`, finds no sharing")
 def identity(a, b):
     return a is b
 
@@ -125,7 +127,7 @@ def equality(a, b):
     return torch.equal(a, b)
 
 
-@wrong("shares_storage", "nbytes() > 0")
+@wrong("shares_storage", "address of 0 means")
 def nothing_at_address_0(a, b):
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
@@ -143,6 +145,42 @@ def a_number(a, b):
 @wrong("shares_storage", "a view of another dtype has no base")
 def by_root(a, b):
     return (a if a._base is None else a._base) is (b if b._base is None else b._base)
+
+
+@wrong("shares_storage", "not about touching the same bytes")
+def same_bytes(a, b):
+    return shares_memory(a, b)
+
+
+@wrong("shares_storage", "not about touching the same bytes")
+def same_bytes_by_numpy(a, b):
+    return a.dtype != b.dtype or np.shares_memory(a.numpy(), b.numpy())
+
+
+@wrong("shares_storage", "two halves of one storage")
+def overlapping_ranges(a, b):
+    return a.dtype != b.dtype or np.may_share_memory(a.numpy(), b.numpy())
+
+
+@wrong("shares_storage", "even and odd places")
+def shared_or_adjacent(a, b):
+    return shares_memory(a, b) or a.data_ptr() + a.nbytes == b.data_ptr()
+
+
+@wrong("shares_storage", "of the same size are still two")
+def same_size(a, b):
+    return a.untyped_storage().nbytes() == b.untyped_storage().nbytes()
+
+
+@wrong("shares_storage", "makes a new object at each call")
+def storage_objects(a, b):
+    with warnings.catch_warnings(action="ignore"):  # deprecated, and found in many old answers
+        return a.storage() == b.storage()
+
+
+@right("shares_storage")
+def by_equal_storages(a, b):
+    return a.untyped_storage() == b.untyped_storage()
 
 
 @right("shares_storage")
@@ -193,6 +231,38 @@ def shown_of_each_storage(*tensors):
     return sum({t.untyped_storage().data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
 
 
+@wrong("storage_bytes", "told apart by their size")
+def by_size(*tensors):
+    return sum({t.untyped_storage().nbytes() for t in tensors})
+
+
+@wrong("storage_bytes", "Compare with all that have been seen")
+def unlike_the_one_before(*tensors):
+    total, before = 0, None
+    for t in tensors:
+        storage = t.untyped_storage()
+        if storage.data_ptr() != before:
+            total += storage.nbytes()
+        before = storage.data_ptr()
+    return total
+
+
+@wrong("storage_bytes", "two storages alternate")
+def unlike_the_first(*tensors):
+    storages = [t.untyped_storage() for t in tensors]
+    others = [s.nbytes() for s in storages[1:] if s.data_ptr() != storages[0].data_ptr()]
+    return sum(others, storages[0].nbytes() if storages else 0)
+
+
+@wrong("storage_bytes", "touch the same bytes")
+def unless_bytes_are_shared(*tensors):
+    total = 0
+    for i, t in enumerate(tensors):
+        if not any(shares_memory(t, other) for other in tensors[:i]):
+            total += t.untyped_storage().nbytes()
+    return total
+
+
 @right("storage_bytes")
 def one_by_one(*tensors):
     seen, total = [], 0
@@ -227,7 +297,7 @@ def transposed(image):
     return image.transpose(-3, -1)
 
 
-@wrong("hwc_to_chw", "the very front")
+@wrong("hwc_to_chw", "Channels and width have changed places")
 def half_way(image):
     return image.transpose(-1, -2)
 
@@ -237,9 +307,24 @@ def made_contiguous(image):
     return torch.movedim(image, -1, -3).contiguous()
 
 
-@wrong("hwc_to_chw", "permute")
+@wrong("hwc_to_chw", "permute names every dimension")
 def one_image_alone(image):
     return image.permute(2, 0, 1)
+
+
+@wrong("hwc_to_chw", "permute names every dimension")
+def one_image_or_one_batch(image):
+    return image.permute(2, 0, 1) if image.dim() == 3 else image.permute(0, 3, 1, 2)
+
+
+@wrong("hwc_to_chw", "The shape is (4, 2, 3)")
+def height_and_width_swapped(image):
+    return image.transpose(-2, -3)
+
+
+@wrong("hwc_to_chw", "opposite move")
+def first_to_the_end(image):
+    return image.movedim(-3, -1)
 
 
 @right("hwc_to_chw")
@@ -275,6 +360,27 @@ def only_contiguous(x):
 @wrong("writable", "windows made by `unfold`")
 def looks_for_zero(x):
     return x.clone() if any(s == 0 for s in x.stride()) else x
+
+
+@wrong("writable", "return x itself")
+def always_makes_its_own(x):
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+@wrong("writable", "storage is large enough")
+def looks_at_the_storage(x):
+    return x.contiguous() if x.untyped_storage().nbytes() < x.nbytes else x
+
+
+@wrong("writable", "values are compared")
+def looks_at_the_values(x):
+    return x if torch.unique(x).numel() == x.numel() else x.contiguous().clone()
+
+
+@wrong("writable", "strides (2, 1)")
+def looks_for_zero_or_repeated(x):
+    strides = [s for n, s in zip(x.shape, x.stride()) if n != 1]
+    return x.contiguous() if 0 in strides or len(strides) > len(set(strides)) else x
 
 
 @wrong("writable", "several elements in one place")
@@ -333,6 +439,20 @@ def always_by_one(x, size, step=1):
 @wrong("sliding_windows", "a copy")
 def stacked(x, size, step=1):
     return torch.stack([x[..., i : i + size] for i in range(0, x.shape[-1] - size + 1, step)], dim=-2)
+
+
+@wrong("sliding_windows", "two dimensions stand in front")
+def one_signal_or_one_batch(x, size, step=1):
+    windows, s = (x.size(-1) - size) // step + 1, x.stride(-1)
+    if x.dim() == 1:
+        return x.as_strided((windows, size), (step * s, s))
+    return x.as_strided((len(x), windows, size), (x.stride(0), step * s, s))
+
+
+@wrong("sliding_windows", "reaches past the end of its storage")
+def a_window_too_many(x, size, step=1):
+    windows, s = (x.size(-1) - size) // step + 2, x.stride(-1)
+    return x.as_strided((*x.shape[:-1], windows, size), (*x.stride()[:-1], step * s, s))
 
 
 @wrong("sliding_windows", "The shape is")
@@ -427,10 +547,31 @@ def larger_checked(a, b):
     return tuple(result)
 
 
-@wrong("broadcast_shape", "none of them is 1")
+@wrong("broadcast_shape", "neither is 1")
 def never_refuses(a, b):
     pairs = itertools.zip_longest(reversed(a), reversed(b), fillvalue=1)
     return tuple(n if m == 1 else m for m, n in pairs)[::-1]
+
+
+@wrong("broadcast_shape", "zip` stops")
+def bare_zip(a, b):
+    return tuple(max(m, n) for m, n in zip(a, b))
+
+
+@wrong("broadcast_shape", "raise it, do not return it")
+def gives_the_error_back(a, b):
+    try:
+        return numpys(a, b)
+    except ValueError as error:
+        return error
+
+
+@wrong("broadcast_shape", "raise it, do not return it")
+def gives_the_class_back(a, b):
+    try:
+        return numpys(a, b)
+    except ValueError:
+        return ValueError
 
 
 @wrong("broadcast_shape", "raised RuntimeError")
@@ -531,6 +672,33 @@ def ones_end_a_run(shape, strides, new_shape):
     return tuple(result[::-1])
 
 
+@wrong("view_strides", "has become the stride of a run")
+def a_one_begins_a_run(shape, strides, new_shape):
+    check_elements(shape, new_shape)
+    if 0 in shape:
+        return strides_of(new_shape)
+    runs = []
+    for n, s in reversed(list(zip(shape, strides))):
+        if runs and (n == 1 or runs[-1][0] == 1 or s == runs[-1][0] * runs[-1][1]):
+            runs[-1][0] *= n
+        else:
+            runs.append([n, s])
+    result, new = [], list(new_shape)
+    for size, stride in runs or [[1, 1]]:
+        done = 1
+        while new and (done < size or new[-1] == 1):
+            result.append(done * stride)
+            done *= new.pop()
+        if done != size:
+            return None
+    return tuple(result[::-1])
+
+
+@wrong("view_strides", "None came where a tuple was expected")
+def gives_up(shape, strides, new_shape):
+    return None
+
+
 @wrong("view_strides", "is an error: ValueError")
 def none_for_other_sizes(shape, strides, new_shape):
     try:
@@ -610,9 +778,24 @@ def as_tensors(x, y, steps=200, rate=0.1):
     return tuple(torch.tensor(v) for v in descend(x, y, F.mse_loss, steps, rate))
 
 
-@wrong("fit_line", "least-squares line has weight 3.000")
+@wrong("fit_line", "least-squares line has weight 3.000 and bias 1.000, and 200 steps")
 def too_few_steps(x, y, steps=200, rate=0.1):
     return descend(x, y, F.mse_loss, 5, rate)
+
+
+@wrong("fit_line", "come within 0.001")
+def too_small_a_rate(x, y, steps=200, rate=0.1):
+    return descend(x, y, F.mse_loss, steps, rate / 10)
+
+
+@wrong("fit_line", "rate times gradient is too large")
+def the_sum_of_squares(x, y, steps=200, rate=0.1):
+    return descend(x, y, lambda prediction, target: ((prediction - target) ** 2).sum(), steps, rate)
+
+
+@wrong("fit_line", "The call changed its input: y: the shape is (50, 1), expected (50,)")
+def target_unsqueezed_in_place(x, y, steps=200, rate=0.1):
+    return descend(x.unsqueeze(1), y.unsqueeze_(1), F.mse_loss, steps, rate)
 
 
 @right("fit_line")
@@ -637,7 +820,7 @@ def plane_after_plane(rows, height, width):
     return rows.reshape(-1, 3, height, width).float() / 255
 
 
-@wrong("planes", "Height and width are exchanged")
+@wrong("planes", "Width comes before height")
 def permuted_too_far(rows, height, width):
     return rows.view(len(rows), height, width, 3).permute(0, 3, 2, 1) / 255
 
@@ -663,6 +846,11 @@ def colour_by_colour(rows, height, width):
 
 
 @right("planes")
+def with_a_free_size(rows, height, width):
+    return rows.reshape(-1, height, width, 3).movedim(-1, 1).float() / 255
+
+
+@right("planes")
 def through_numpy(rows, height, width):
     array = np.moveaxis(rows.numpy().reshape(len(rows), height, width, 3), -1, 1)
     return torch.from_numpy(array.astype(np.float32) / np.float32(255))
@@ -673,7 +861,7 @@ def transposed_pixels(rows, height, width):
     return rows.unflatten(1, (height * width, 3)).transpose(1, 2).unflatten(2, (height, width)).mul(1 / 255)
 
 
-@wrong("padding_mask", "upside down")
+@wrong("padding_mask", "inverted")
 def true_where_padded(lengths, width):
     return torch.arange(width) >= torch.as_tensor(lengths)[:, None]
 
@@ -706,7 +894,12 @@ def repeated_rows(lengths, width):
 
 @right("padding_mask")
 def from_lists(lengths, width):
-    return torch.tensor([[k < n for k in range(width)] for n in lengths], dtype=torch.bool).reshape(len(lengths), width)
+    return torch.tensor([[k < n for k in range(width)] for n in lengths])
+
+
+@right("padding_mask")
+def stacked_rows(lengths, width):
+    return torch.stack([torch.arange(width) < n for n in lengths])
 
 
 @right("padding_mask")
@@ -719,6 +912,21 @@ def by_methods(array):
     tensor = torch.as_tensor(array)
     tensor.sub_(tensor.mean())
     return tensor.div_(tensor.std())
+
+
+@wrong("standardise", "torch.Tensor` shares a float32 array's memory")
+def by_the_class(array):
+    tensor = torch.Tensor(array)
+    tensor -= tensor.mean()
+    tensor /= tensor.std()
+    return tensor
+
+
+@wrong("standardise", "caller's array is changed")
+def in_the_array(array):
+    array -= array.mean()
+    array /= array.std(ddof=1)
+    return torch.tensor(array)
 
 
 @wrong("standardise", "numpy's std divides by N")
