@@ -2,7 +2,7 @@
 
     python tests/bench.py --no-notebooks    leaves out the notebooks, which take most of the time
 """
-import importlib
+import importlib.util
 import os
 import pathlib
 import pkgutil
@@ -18,8 +18,15 @@ import torch
 
 import course_utils.explorers
 from course_utils.engine import notebooks, runs
+from course_utils.engine.suite import find_browser
 
 CLOCK = "import time; began = time.perf_counter(); {}; print(1e3 * (time.perf_counter() - began))"
+WATCH = """area => {
+    window.seen = [];
+    document.addEventListener('keydown', () => { window.pressed = performance.now() }, true);
+    const drawn = () => { if (window.pressed) { window.seen.push(performance.now() - window.pressed); window.pressed = null } };
+    new MutationObserver(drawn).observe(area.querySelector('svg').parentElement, { childList: true, subtree: true });
+}"""
 IN_PYTHON = {
     "import course_utils": (20, "30 ms", "", "import course_utils"),
     "start() beyond torch's import": (
@@ -48,6 +55,38 @@ def redraws(module, times=100):
         began = time.perf_counter()
         ui.redraw()
         found.append(1e3 * (time.perf_counter() - began))
+    return found
+
+
+def keys_to_pictures():
+    """{explorer: milliseconds from a key press to the changed picture, in a real browser}, or why they are not measured."""
+    program = find_browser()
+    if program is None:
+        return "no Chromium or Chrome found"
+    from playwright.sync_api import sync_playwright
+
+    spec = importlib.util.spec_from_file_location("browser", notebooks.REPO / "tests" / "browser" / "conftest.py")
+    browser = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(browser)
+    found = {}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, sync_playwright() as playwright:
+        lab = browser.Lab(pathlib.Path(folder))
+        chromium = playwright.chromium.launch(executable_path=program, args=browser.FLAGS)
+        try:
+            seen = browser.Seen(lab, chromium, "01_tensors")
+            seen.run(seen.cell("lesson = start("))
+            for explorer, field in (("strides", "next view"), ("memory_format", "width")):
+                area = seen.run(seen.cell(f"explore_{explorer}()"))
+                area.locator("svg .cell").first.wait_for()
+                area.get_by_label(field, exact=True).focus()
+                area.evaluate(WATCH)
+                for press in range(40):
+                    seen.page.keyboard.press("ArrowDown" if press % 2 else "ArrowUp") if field == "width" else seen.page.keyboard.press(str(press % 10))
+                    seen.page.wait_for_function(f"window.seen.length > {press}")
+                found[explorer] = seen.page.evaluate("window.seen")
+        finally:
+            chromium.close()
+            lab.stop()
     return found
 
 
@@ -82,6 +121,11 @@ def main(arguments):
             if not name.startswith("_"):
                 module = importlib.import_module(f"course_utils.explorers.{name}")
                 spread(f"redraw of explorer {name}", redraws(module), "20 ms")
+        latencies = keys_to_pictures()
+    for name, found in latencies.items() if isinstance(latencies, dict) else ():
+        spread(f"key press to picture of explorer {name}", found, "150 ms")
+    if isinstance(latencies, str):
+        line("key press to picture", "not measured", latencies)
     if "--no-notebooks" not in arguments:
         print()
         for solved in (False, True):

@@ -785,14 +785,15 @@ assert odd_strides.is_contiguous()
 
 # %% tags=["claim-T12", "nbval-check-output"]
 elsewhere = torch.ones(2, device="meta")
-with raises(RuntimeError):
-    torch.ones(2) + elsewhere
+for shape in ((2,), (1,)):
+    with raises(RuntimeError):
+        torch.ones(shape) + elsewhere
 mixed = torch.tensor(1.0) + elsewhere
 print("a scalar from the CPU mixes, the result is on", mixed.device)
 assert mixed.device.type == "meta" and (elsewhere * torch.tensor(2.0)).device.type == "meta"
 
 # %% [markdown]
-# "All tensors must be on one device" has an exception: a *zero-dimensional* CPU tensor counts as a number in element-wise operations. A tensor of one element with shape (1,) does not.
+# "All tensors must be on one device" has an exception: a *zero-dimensional* CPU tensor counts as a number in element-wise operations. A tensor of one element with shape (1,) does not count as one.
 #
 # `.to(device)` moves. What does it do when there is nothing to move?
 
