@@ -75,13 +75,13 @@ def keys_to_pictures():
         try:
             seen = browser.Seen(lab, chromium, "01_tensors")
             seen.run(seen.cell("lesson = start("))
-            for explorer, field in (("strides", "next view"), ("memory_format", "width")):
+            for explorer, field, keys in (("strides", "next view", "12"), ("memory_format", "width", ("ArrowDown", "ArrowUp"))):
                 area = seen.run(seen.cell(f"explore_{explorer}()"))
                 area.locator("svg .cell").first.wait_for()
                 area.get_by_label(field, exact=True).focus()
                 area.evaluate(WATCH)
                 for press in range(40):
-                    seen.page.keyboard.press("ArrowDown" if press % 2 else "ArrowUp") if field == "width" else seen.page.keyboard.press(str(press % 10))
+                    seen.page.keyboard.press(keys[press % 2])
                     seen.page.wait_for_function(f"window.seen.length > {press}")
                 found[explorer] = seen.page.evaluate("window.seen")
         finally:
