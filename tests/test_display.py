@@ -140,7 +140,7 @@ def test_bars_are_as_long_as_their_values(shown):
     root = xml.etree.ElementTree.fromstring(shown[0]["image/svg+xml"])
     half, whole, none = (float(r.get("width")) for r in root.iter(f"{SVG}rect"))
     assert abs(whole - 2 * half) < 0.2 and 0 < none < half
-    assert shown[0]["text/plain"] == "bar chart (bytes)\n  half: 5\n  whole: 10\n  none: 0"
+    assert shown[0]["text/plain"] == "bytes\n  half: 5\n  whole: 10\n  none: 0"
     x = [float(t.get("x")) + 8 * len(t.text) for t in root.iter(f"{SVG}text")]
     assert max(x) <= 900
 
