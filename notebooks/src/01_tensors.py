@@ -93,9 +93,13 @@ print(rebuilt)
 assert torch.equal(rebuilt, corner)
 assert rebuilt.untyped_storage().data_ptr() == grid.untyped_storage().data_ptr()
 
+waves = torch.tensor([1 + 2j])
+print("conj() of complex numbers shares their storage:", kit.shares_storage(waves, waves.conj()))
+assert kit.shares_storage(waves, waves.conj()) and waves.conj().is_conj()
+
 # %% [markdown]
-# It came back whole: shape (3, 2), stride (1, 6), offset 8. The device and the dtype say where the strip is and how wide its places are. (Complex tensors carry one flag more: `conj()` sets a mark and leaves the
-# numbers as they are.)
+# It came back whole: shape (3, 2), stride (1, 6), offset 8. The device and the dtype say where the strip is and how wide its places are. (Complex tensors carry one mark more: `conj()` sets it and leaves the
+# numbers where they are.)
 
 # %% [markdown]
 # ### Exercise 1 · Where is it? (two minutes)
