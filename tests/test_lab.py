@@ -170,9 +170,15 @@ class Server:
         while "idle" not in self.ask(f"/api/kernels/{name}", self.token)[1]:
             channels.recv()
         channels.close()
-        children = psutil.Process(self.process.pid).children()
-        (started,) = [child for child in children if "ipykernel" in " ".join(child.cmdline())]
+        (started,) = filter(is_kernel, psutil.Process(self.process.pid).children())
         return started
+
+
+def is_kernel(process):
+    try:
+        return "ipykernel" in " ".join(process.cmdline())
+    except psutil.Error:  # some other child of the server's, which has just ended
+        return False
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import signal
 import socket
 import threading
 import time
-from pathlib import Path
 
 import filelock
 import nbformat
@@ -18,16 +17,13 @@ from nbformat.sign import NotebookNotary
 
 from course_utils.engine.environment import REPO, CourseError, show_preflight
 from course_utils.engine.notebooks import find
+from course_utils.engine.progress import work_folder
 
 LESSONS = REPO / "notebooks"
 FIRST = "00_start_here.ipynb"
 RECORD = ".copies.json"  # in the learner's folder: for each copy, the fingerprint of the lesson it was made from
 PORT = 8888
 PATIENCE = 60  # seconds that JupyterLab may take to answer
-
-
-def work_folder():
-    return Path(os.environ.get("COURSE_WORK") or REPO / "work").resolve()
 
 
 # ---- copies ------------------------------------------------------------------------------------------------------

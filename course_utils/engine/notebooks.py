@@ -14,6 +14,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
+from course_utils.engine.processes import kernel_environment
 from course_utils.engine.progress import REPO
 
 SOURCES = REPO / "notebooks" / "src"
@@ -61,17 +62,13 @@ def from_source(lesson):
 def execute(notebook, environment=None):
     """Run every cell in a fresh kernel, in place, the learner's progress untouched. Raises CellExecutionError or CellTimeoutError."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-        extra = {"COURSE_WORK": scratch, "PYTHONPATH": _path_with_course(), **(environment or {})}
+        extra = {**kernel_environment(scratch, strict=True), **(environment or {})}
         client = NotebookClient(
             notebook, timeout=CELL_TIMEOUT, kernel_name="python3", store_widget_state=False, record_timing=False,
             resources={"metadata": {"path": scratch}},
         )
         client.execute(env={**os.environ, **extra})
     return notebook
-
-
-def _path_with_course():
-    return os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH")]))
 
 
 def build(lesson):
