@@ -38,7 +38,7 @@ def run(options):
 def progress(options):
     from course_utils.engine.progress import report
 
-    return report(json=options.json)
+    return report(as_json=options.json)
 
 
 def reset(options):

@@ -77,7 +77,7 @@ class Repository:
         )
         (engine / "lab.py").write_text(
             "from course_utils.engine.progress import report\n"
-            "def lab(browser, port): report(json=False)\n"
+            "def lab(browser, port): report(as_json=False)\n"
         )
         return self
 

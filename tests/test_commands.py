@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_used_is_named(repo, tmp_path):
 
 
 def stub(repo, body):
-    (repo.root / "course_utils" / "engine" / "progress.py").write_text(f"def report(json):\n    {body}\n")
+    (repo.root / "course_utils" / "engine" / "progress.py").write_text(f"def report(as_json):\n    {body}\n")
 
 
 @posix

@@ -160,7 +160,7 @@ def test_the_command_tells_for_the_eye_and_as_json(work, capsys):
     assert progress.report() == 0
     out = capsys.readouterr().out
     assert "99_fake: 0 of 1 exercises, 1 of 1 predictions" in out and "✗ double: wrong  (1 attempt, 0 hints)" in out
-    assert progress.report(json=True) == 0
+    assert progress.report(as_json=True) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == {"lessons": {"99_fake": {"double": {"outcome": "wrong", "attempts": 1, "hints": 0, "solved": None}}},
                     "predictions": {"99_fake/How many?": True}}

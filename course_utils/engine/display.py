@@ -82,10 +82,7 @@ def svg_document(width, height, body, label, style="", role="img"):
 
     The role "group" is for a picture whose parts can be reached with Tab and have labels of their own.
     """
-    base = (
-        f"text{{fill:{INK};font:13px {SANS}}}.mono{{font-family:{MONO}}}.faint{{fill:{FAINT}}}"
-        f".axis{{stroke:{INK};stroke-width:1;fill:none}}"
-    )
+    base = f"text{{fill:{INK};font:13px {SANS}}}.mono{{font-family:{MONO}}}.faint{{fill:{FAINT}}}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{min(width, 900):g}" role="{role}" '
         f'aria-label="{escape(label)}" style="max-width:100%;height:auto"><style>{base}{style}</style>{body}</svg>'

@@ -4,6 +4,7 @@ Only words of ours go in (names from the registry, outcomes, counts, dates), so 
 aside, flushed and renamed, under a lock: a kill at any moment leaves the old file or the new one, and two notebooks do not lose each
 other's entries.
 """
+import copy
 import datetime
 import json
 import os
@@ -38,7 +39,7 @@ def read():
             os.replace(path, aside)
         except OSError:
             pass
-    return json.loads(json.dumps(EMPTY))
+    return copy.deepcopy(EMPTY)
 
 
 def _is_sound(found):
@@ -72,9 +73,13 @@ def update(change):
         print(f"Progress is not saved: {reason}. The lesson goes on.", file=sys.stderr)
 
 
+def _entry(progress, lesson, name):
+    return progress["exercises"].setdefault(f"{lesson}/{name}", {"attempts": 0, "hints": 0, "outcome": "not attempted"})
+
+
 def record_exercise(lesson, name, outcome):
     def change(progress):
-        entry = progress["exercises"].setdefault(f"{lesson}/{name}", {"attempts": 0, "hints": 0, "outcome": "not attempted"})
+        entry = _entry(progress, lesson, name)
         if outcome != "not attempted":
             entry["attempts"] = entry.get("attempts", 0) + 1
         if outcome == "right":
@@ -87,7 +92,7 @@ def record_exercise(lesson, name, outcome):
 
 def record_hint(lesson, name, number):
     def change(progress):
-        entry = progress["exercises"].setdefault(f"{lesson}/{name}", {"attempts": 0, "hints": 0, "outcome": "not attempted"})
+        entry = _entry(progress, lesson, name)
         entry["hints"] = max(entry.get("hints", 0), number)
 
     update(change)
@@ -124,7 +129,7 @@ def progress():
     table(("lesson", "exercises solved", "predictions right"), rows)
 
 
-def report(json=False):
+def report(as_json=False):
     """The command `progress`: what is solved, for the eye or as JSON. Returns the exit status."""
     from course_utils.engine.exercises import registry
 
@@ -136,15 +141,12 @@ def report(json=False):
             "outcome": entry.get("outcome", "not attempted"), "attempts": entry.get("attempts", 0),
             "hints": entry.get("hints", 0), "solved": entry.get("solved"),
         }
-    if json:
-        from json import dumps
-
-        print(dumps({"lessons": lessons, "predictions": known["predictions"]}, indent=1))
+    if as_json:
+        print(json.dumps({"lessons": lessons, "predictions": known["predictions"]}, indent=1))
         return 0
     for lesson, exercises in sorted(lessons.items()):
-        _, (right, made) = of_lesson(lesson)
-        solved = sum(e["outcome"] == "right" for e in exercises.values())
-        print(f"{lesson}: {solved} of {len(exercises)} exercises, {right} of {made} predictions")
+        (solved, total), (right, made) = of_lesson(lesson)
+        print(f"{lesson}: {solved} of {total} exercises, {right} of {made} predictions")
         for name, e in exercises.items():
             mark = {"right": "✓", "not attempted": "○"}.get(e["outcome"], "✗")
             tries, hints = e["attempts"], e["hints"]
