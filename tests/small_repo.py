@@ -73,7 +73,7 @@ class Repository:
         engine = self.root / "course_utils" / "engine"
         (engine / "progress.py").write_text(
             "import sys, course_probe, torch\n"
-            "def report(json): print('ran in', sys.prefix, torch.__version__, course_probe.__version__)\n"
+            "def report(as_json): print('ran in', sys.prefix, torch.__version__, course_probe.__version__)\n"
         )
         (engine / "lab.py").write_text(
             "from course_utils.engine.progress import report\n"
