@@ -28,7 +28,7 @@ SUBMISSIONS = {
     "spoilt_later": ([RIGHT, "math = total_elements = None"], 1, None),
     "leaves": (["exit()", "input()", "raise SystemExit", "def f(:", RIGHT], 1, "cell 2 raised SystemExit"),
     "vanishes": (["import os\nos._exit(0)", RIGHT], 0, "ended itself with status 0 in cell 2"),
-    "endless": (["while True:\n    pass", RIGHT], 1, "cell 2 did not end within 2 s"),
+    "endless": (["while True:\n    pass", RIGHT], 1, "cell 2 did not end within 15 s"),
     "hungry": (["x = []\nwhile True:\n    x.append(bytearray(50_000_000))", RIGHT], 1, "cell 2 raised MemoryError"),
     "hungry_child": ([f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BABY!r}])"], 0,
                      "stopped for the memory that it took in cell 2"),
@@ -70,7 +70,8 @@ def graded(folder):
     before, table = digest(folder), folder.parent / "build" / "grades.csv"
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
-        for name, value in {"TABLE": table, "CELL_LIMIT": 2, "MEMORY_LIMIT": 800_000_000}.items():
+        # a cell has longer than a busy machine takes to fill the memory, or the clock would decide what stops it
+        for name, value in {"TABLE": table, "CELL_LIMIT": 15, "MEMORY_LIMIT": 800_000_000}.items():
             patch.setattr(grading, name, value)
         status = grading.grade(folder, as_json=True)
     assert digest(folder) == before, "a submission was changed"
