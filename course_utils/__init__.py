@@ -17,10 +17,16 @@ _HOME = {
     "table": "engine.display",
     "bars": "engine.display",
     "images": "engine.display",
+    "curves": "engine.display",
+    "dots": "engine.display",
     "benchmark": "engine.timing",
     "course_map": "engine.contents",
     "explore_strides": "explorers.strides",
     "explore_memory_format": "explorers.memory_format",
+    "explore_graph": "explorers.graph",
+    "explore_accumulation": "explorers.accumulation",
+    "explore_descent": "explorers.descent",
+    "explore_schedule": "explorers.schedule",
 }
 __all__ = list(_HOME)
 

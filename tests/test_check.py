@@ -290,6 +290,23 @@ def test_inputs_meant_to_change_are_compared():
     says(examine("def doubled_in_place(x): return x.mul_(2)", **say), "A tensor came where None was expected")
 
 
+def test_inputs_meant_to_change_may_be_judged_by_verify_alone():
+    def half_way(_, x):
+        return None if 0 < x.item() < 1 else f"{x.item()} does not lie between 0 and 1"
+
+    case = Case("it lies between 0 and 1", lambda: (torch.zeros(1),), mutates=True, verify=half_way)
+    say = {"solution": doubled_in_place, "cases": [case]}
+    says(examine("def doubled_in_place(x): x += 0.25", **say), outcome=RIGHT)
+    says(examine("def doubled_in_place(x): x += 2", **say), "2.0 does not lie between 0 and 1")
+
+
+def test_a_mistake_is_named_only_where_it_leaves_the_inputs_alike():
+    case = Case("it is doubled in place", lambda: (torch.ones(3),), mutates=True)
+    say = {"solution": doubled_in_place, "cases": [case], "mistakes": [Mistake("You tripled it.", lambda x: [x.mul_(3)] and None)]}
+    says(examine("def doubled_in_place(x): x += 2", **say), "You tripled it.")
+    assert "You tripled it." not in examine("def doubled_in_place(x): x += 5", **say).text, "5 + 1 is not 3 times 1"
+
+
 def test_random_inputs_are_the_same_at_each_call():
     case = Case("random numbers are doubled", lambda: (torch.randn(3),))
     before = torch.random.get_rng_state()

@@ -7,6 +7,13 @@ import torch
 
 from course_utils.engine.compare import brief, difference, kind
 
+
+def filled(module, value):
+    for parameter in module.parameters():
+        torch.nn.init.constant_(parameter, value)
+    return module
+
+
 SAME = {
     "tensor": lambda: torch.arange(3.0),
     "empty": lambda: torch.empty(0, 3),
@@ -24,7 +31,14 @@ SAME = {
     "set": lambda: {1, 2},
     "slice": lambda: slice(1, 2),
     "function": lambda: lambda: None,
-    "module": lambda: torch.nn.Linear(2, 2),
+    "module": lambda: filled(torch.nn.Linear(2, 2), 1.0),
+    "other values": lambda: filled(torch.nn.Linear(2, 2), 2.0),
+    "frozen": lambda: filled(torch.nn.Linear(2, 2), 1.0).requires_grad_(False),
+    "evaluating": lambda: filled(torch.nn.Linear(2, 2), 1.0).eval(),
+    "another kind of module": lambda: torch.nn.Identity(),
+    "buffer": lambda: torch.nn.BatchNorm1d(2),
+    "optimizer": lambda: torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1),
+    "other rate": lambda: torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.2),
     "size": lambda: torch.Size([1, 2]),
 }
 

@@ -63,7 +63,7 @@ def test_a_fraction_outside_is_refused(fraction):
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match="no data set 'mnist'; there are digits, fashion_mnist and cifar10"):
+    with pytest.raises(ValueError, match="no data set 'mnist'; there are digits, colour_digits, fashion_mnist and cifar10"):
         data.load("mnist")
 
 
@@ -119,3 +119,17 @@ def test_without_a_network_for_real(tmp_path):
                          capture_output=True, text=True)
     assert ran.returncode != 0
     assert ran.stderr.splitlines()[-1].startswith("ConnectionError: fashion_mnist is fetched from the network at first use, and that ")
+
+
+def test_colour_digits_are_the_digits_in_colours_that_do_not_tell_the_class():
+    grey, colour = data.load("digits"), data.load("colour_digits")
+    assert colour.train_images.shape == (4000, 3, 28, 28) and colour.train_images.dtype == torch.uint8
+    assert torch.equal(colour.train_labels, grey.train_labels) and torch.equal(data.load("colour_digits").test_images, colour.test_images)
+    ink, ground = grey.train_images == 255, grey.train_images == 0
+    brightness = colour.train_images.float().mean(1)
+    inked = (brightness * ink).sum((1, 2)) / ink.sum((1, 2))
+    grounded = (brightness * ground).sum((1, 2)) / ground.sum((1, 2))
+    assert ((inked - grounded).abs() > 255 / 3)[ink.sum((1, 2)) > 0].all(), "every digit can be read"
+    means = torch.stack([brightness[colour.train_labels == c].mean() for c in range(10)])
+    spread = brightness.mean((1, 2)).std() / 400**0.5
+    assert (means - means.mean()).abs().max() < 5 * spread, "no class is brighter than another"

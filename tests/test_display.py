@@ -145,6 +145,82 @@ def test_bars_are_as_long_as_their_values(shown):
     assert max(x) <= 900
 
 
+def drawn(bundle):
+    """The SVG of a figure, and the coordinates of each of its lines."""
+    root = xml.etree.ElementTree.fromstring(bundle["image/svg+xml"])
+    paths = [p for p in root.iter(f"{SVG}path") if p.get("stroke-dasharray") is not None]
+    return root, [[tuple(map(float, at.split())) for at in p.get("d").lstrip("M").split("L") if at] for p in paths]
+
+
+def test_curves_go_where_their_values_are(shown):
+    display.curves({"rises": [0, 1, 2], "falls": ([0, 1], [2, 0])}, "step", "loss")
+    root, (rises, falls) = drawn(shown[0])
+    (x0, y0), (x1, y1), (x2, y2) = rises
+    assert x0 < x1 < x2 and y0 > y1 > y2 and abs((y0 - y1) - (y1 - y2)) < 0.3
+    assert falls == [(x0, y2), (x1, y0)], "the lines share their axes"
+    words = [t.text for t in root.iter(f"{SVG}text")]
+    assert {"step", "loss", "rises", "falls", "0", "1", "2"} <= set(words)
+    assert shown[0]["text/plain"] == "loss over step\n  rises: from 0 to 2, least 0 at 0\n  falls: from 2 to 0, least 0 at 1"
+
+
+def test_a_logarithmic_axis_has_equal_steps_for_equal_factors(shown):
+    display.curves({"rate": [1, 0.1, 0.01, 0.0]}, "epoch", "rate", log=True)
+    root, [[(_, a), (_, b), (_, c)]] = drawn(shown[0])
+    assert abs((b - a) - (c - b)) < 0.3 and "0.01" in [t.text for t in root.iter(f"{SVG}text")]
+    assert shown[0]["text/plain"].endswith("least 0.01 at 2; not drawn: 1")
+
+
+def test_lines_are_told_apart_without_colour(shown):
+    display.curves({name: [i, i + 1] for i, name in enumerate("abcde")}, "x", "y")
+    root, lines = drawn(shown[0])
+    assert len({p.get("stroke-dasharray") for p in root.iter(f"{SVG}path") if p.get("stroke-dasharray") is not None}) == len(lines) == 5
+    labels = sorted(float(t.get("y")) for t in root.iter(f"{SVG}text") if t.text in "abcde")
+    assert all(b - a >= 17 for a, b in zip(labels, labels[1:])), "their names do not overlap"
+
+
+def test_curves_that_end_at_one_value_keep_their_names_apart(shown):
+    display.curves({name: [i, 9] for i, name in enumerate("abc")}, "x", "y")
+    root, _ = drawn(shown[0])
+    labels = sorted(float(t.get("y")) for t in root.iter(f"{SVG}text") if t.text in "abc")
+    assert all(b - a >= 16.9 for a, b in zip(labels, labels[1:]))
+
+
+def test_what_is_not_finite_is_left_out_and_counted(shown):
+    display.curves({"loss": [1.0, float("nan"), float("inf"), 2.0], "none": [float("nan")]}, "step", "loss")
+    _, (line, none) = drawn(shown[0])
+    assert len(line) == 2 and none == []
+    assert "not drawn: 2" in shown[0]["text/plain"] and "none: nothing that can be drawn" in shown[0]["text/plain"]
+
+
+@pytest.mark.parametrize("series", [{}, {"a": [float("nan")]}, {str(i): [1, 2] for i in range(6)}])
+def test_curves_refuses_what_it_cannot_draw(series):
+    with pytest.raises(ValueError, match="one to 5 lines"):
+        display.curves(series, "x", "y")
+
+
+@pytest.mark.parametrize("values", [[0.1, 0.1], [0, 0], [5], [-3, -3]])
+def test_a_flat_line_lies_inside_the_figure(values, shown):
+    display.curves({"a": values}, "x", "y")
+    assert all(26 <= y <= 270 for _, y in drawn(shown[0])[1][0])
+
+
+def test_dots_lie_at_their_values_and_the_bar_at_the_median(shown):
+    display.dots([("first", [3.0, 1.0, 2.0]), ("second", [5])], "accuracy")
+    root = xml.etree.ElementTree.fromstring(shown[0]["image/svg+xml"])
+    places = [float(c.get("cx")) for c in root.iter(f"{SVG}circle")]
+    one, two, three, five = places
+    assert one < two < three < five and abs((two - one) - (three - two)) < 0.3
+    bars = [p.get("d") for p in root.iter(f"{SVG}path") if p.get("stroke-width") == "2.5"]
+    assert float(bars[0][1:].split()[0]) == two
+    assert shown[0]["text/plain"] == "accuracy\n  first: median 2 (1 to 3) of 3\n  second: median 5 (5 to 5) of 1"
+
+
+@pytest.mark.parametrize("rows", [[], [("a", [])], [("a", [1, float("nan")])]])
+def test_dots_refuses_what_it_cannot_draw(rows):
+    with pytest.raises(ValueError, match="finite"):
+        display.dots(rows, "x")
+
+
 def pixels(bundle):
     found = xml.etree.ElementTree.fromstring(bundle["image/svg+xml"]).iter(f"{SVG}image")
     return [np.asarray(Image.open(io.BytesIO(base64.b64decode(i.get("href").split(",")[1])))) for i in found]

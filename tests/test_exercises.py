@@ -1,9 +1,11 @@
 """The rules that every exercise of every lesson keeps; the answers to try are in exercise_answers/, a module a lesson."""
 
 import ast
+import copy
 import dataclasses
 import importlib
 import linecache
+import math
 import pathlib
 
 import numpy as np
@@ -26,7 +28,7 @@ every_exercise = pytest.mark.parametrize("name", EXERCISES)
 
 def from_source(name, source, lesson):
     """The function that a notebook cell with this source defines, among the names that its lesson imports."""
-    names = {"torch": torch, "np": np, "F": F, "__name__": "__main__"}
+    names = {"torch": torch, "nn": torch.nn, "np": np, "F": F, "copy": copy, "math": math, "__name__": "__main__"}
     toolkit = REPO / "course_utils" / "toolkit" / f"{lesson.split('_', 1)[1]}.py"
     if toolkit.is_file():
         names |= {"kit": importlib.import_module(f"course_utils.toolkit.{toolkit.stem}")}

@@ -12,7 +12,7 @@ _SHORT.maxstring = _SHORT.maxother = 160
 _SHORT.maxlevel = 4
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 12
 _NAMES = {"ndarray": "numpy array", "Size": "torch.Size", "type": "class", "builtin_function_or_method": "function", "method": "function"}
-# what has a value of its own; of anything else (a module, a function given as an argument) the type is compared
+# what has a value of its own; of anything else (a function given as an argument) the type is compared
 _VALUES = (str, bytes, set, frozenset, range, slice, type, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 
 
@@ -28,6 +28,8 @@ def difference(expected, got, tolerance=0.0, strides=False):
         return _sequence_difference(expected, got, tolerance, strides)
     if isinstance(expected, dict):
         return _dict_difference(expected, got, tolerance, strides)
+    if isinstance(expected, (torch.nn.Module, torch.optim.Optimizer)) and type(got) is type(expected):
+        return _dict_difference(_state(expected), _state(got), tolerance, strides)
     if isinstance(expected, (bool, np.bool_)):
         fits, value = isinstance(got, (bool, np.bool_)), bool
     elif isinstance(expected, numbers.Integral):
@@ -121,6 +123,15 @@ def _dict_difference(expected, got, tolerance, strides):
         if said := difference(expected[key], got[key], tolerance, strides):
             return f"under {brief(key)}: {said}"
     return None
+
+
+def _state(holder):
+    """What a module or an optimizer is: values by name, and for a module which of them record gradients and each part's mode."""
+    state = dict(holder.state_dict())
+    if isinstance(holder, torch.nn.Module):
+        state |= {f"{name}.requires_grad": p.requires_grad for name, p in holder.named_parameters()}
+        state |= {f"{name}.training".lstrip("."): part.training for name, part in holder.named_modules()}
+    return state
 
 
 def _cure(expected, got):

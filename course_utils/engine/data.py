@@ -24,7 +24,8 @@ class Split:
 def load(name, test_fraction=0.2, seed=0):
     """A data set, split: the same classes in the same proportion in both parts, the same split for the same seed.
 
-    "digits": 5,000 MNIST digits, 500 of each class, from the file in `data/`; needs no network. "fashion_mnist" and "cifar10" are
+    "digits": 5,000 MNIST digits, 500 of each class, from the file in `data/`; needs no network. "colour_digits": the same, each in a colour
+    of its own on a background of another, (N, 3, 28, 28); the colours say nothing about the class. "fashion_mnist" and "cifar10" are
     fetched by torchvision once and kept; without a network that is said. Raises ValueError for an unknown name, a fraction outside (0, 1)
     or a damaged file, ConnectionError where there is no network.
     """
@@ -32,10 +33,13 @@ def load(name, test_fraction=0.2, seed=0):
         raise ValueError(f"test_fraction lies between 0 and 1, not {test_fraction}")
     if name == "digits":
         images, labels = _digits(DIGITS)
+    elif name == "colour_digits":
+        images, labels = _digits(DIGITS)
+        images = _coloured(images)
     elif name in ("fashion_mnist", "cifar10"):
         images, labels = _torchvision(name)
     else:
-        raise ValueError(f"there is no data set {name!r}; there are digits, fashion_mnist and cifar10")
+        raise ValueError(f"there is no data set {name!r}; there are digits, colour_digits, fashion_mnist and cifar10")
     return _split(images, labels, test_fraction, seed)
 
 
@@ -46,6 +50,17 @@ def _digits(path):
         raise ValueError(f"{path} is damaged: its SHA-256 is not the recorded one; `git checkout data/digits.npz` brings it back")
     with np.load(path) as file:
         return torch.from_numpy(file["images"]), torch.from_numpy(file["labels"]).long()
+
+
+def _coloured(images):
+    """uint8 (N, 3, H, W) of (N, H, W): ink and ground of each image are random colours, a third of the range apart or more."""
+    generator = torch.Generator().manual_seed(0)
+    ink, ground = torch.rand(2, len(images), 3, generator=generator)
+    ground = torch.where((ink.mean(1) > 0.5)[:, None], 0.33 * ground, 0.67 + 0.33 * ground)
+    ink = torch.where((ink.mean(1) > 0.5)[:, None], 0.67 + 0.33 * ink, 0.33 * ink)
+    weight = images[:, None] / 255
+    mixed = weight * ink[:, :, None, None] + (1 - weight) * ground[:, :, None, None]
+    return (255 * mixed).round().byte()
 
 
 def _torchvision(name):

@@ -5,10 +5,14 @@ through CSS variables (JupyterLab's, then VS Code's); where neither exists, as o
 light and dark is used.
 """
 import base64
+import dataclasses
 import html
 import io
+import math
 import re
+import statistics
 import textwrap
+from collections.abc import Callable
 
 # Paul Tol's bright scheme: https://personal.sron.nl/~pault/
 ROLES = {
@@ -144,6 +148,142 @@ def bars(rows, what):
         )
     text = "\n".join([what] + [f"  {name}: {number(value)}" for name, value, _ in rows])
     show(text, svg=svg_document(900, 30 + 30 * len(rows), "".join(body), text))
+
+
+# colour, dashes and mark of the lines of a figure, in order: told apart without colour, too
+LINES = (
+    (ROLES["storage"], "", "circle"),
+    (ROLES["wrong"], "9 4", "square"),
+    (ROLES["gradients"], "2 4", "triangle"),
+    (ROLES["activations"], "12 4 2 4", "diamond"),
+    (ROLES["copy"], "5 3", "cross"),
+)
+FIGURE = f".grid{{stroke:{FAINT};stroke-opacity:.3}}.dot{{fill:{ROLES['storage']};fill-opacity:.5;stroke:{ROLES['storage']}}}"
+MARKS = {
+    "circle": "M-4 0A4 4 0 1 0 4 0A4 4 0 1 0-4 0Z",
+    "square": "M-4-4H4V4H-4Z",
+    "triangle": "M0-5L5 4H-5Z",
+    "diamond": "M0-5L5 0L0 5L-5 0Z",
+    "cross": "M-4-4L4 4M4-4L-4 4",
+}
+
+
+def curves(series, x, y, log=False):
+    """Lines of {name: values} or {name: (xs, values)}, at most five, over an axis `x` and an axis `y`, both named with their unit.
+
+    Each line has a colour, a dash and a mark of its own, and its name at its end. `log`: the y axis is logarithmic, and values that are not
+    positive are left out, as non-finite ones are always. Raises ValueError where nothing is left to draw.
+    """
+    lines = {name: _points(values, log) for name, values in series.items()}
+    if not any(lines.values()) or len(lines) > len(LINES):
+        raise ValueError(f"curves draws one to {len(LINES)} lines with finite{' and positive' * log} values, and got {len(lines)} lines")
+    width, height, left, right, top, bottom = 900, 320, 70, 200, 26, 270
+    xs, ys = ([point[i] for line in lines.values() for point in line] for i in (0, 1))
+    across, down = _axis(min(xs), max(xs), left, width - right), _axis(min(ys), max(ys), bottom, top, log)
+    body = [f'<text class="faint" x="0" y="14">{escape(y)}</text>',
+            f'<text class="faint" x="{width - right}" y="{height - 10}" text-anchor="end">{escape(x)}</text>']
+    body += _verticals(across, top, bottom)
+    for value, at in down.ticks:
+        body.append(f'<path class="grid" d="M{left} {at:.1f}H{width - right}"/>'
+                    f'<text x="{left - 8}" y="{at + 4:.1f}" text-anchor="end">{number(value)}</text>')
+    ends = _apart([down.place(line[-1][1]) if line else bottom for line in lines.values()], 17)
+    for (name, line), (colour, dashes, mark), end in zip(lines.items(), LINES, ends):
+        at = [(across.place(a), down.place(b)) for a, b in line]
+        path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in at) if at else ""
+        body.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>')
+        body += [_mark(mark, a, b, colour) for a, b in (at if len(at) < 13 else at[-1:])]
+        body.append(f'{_mark(mark, width - right + 16, end, colour)}<text x="{width - right + 26}" y="{end + 4:.1f}">{escape(name)}</text>')
+    text = "\n".join([f"{y} over {x}"] + [_in_words(name, line, series[name]) for name, line in lines.items()])
+    show(text, svg=svg_document(width, height, "".join(body), text, FIGURE))
+
+
+def _points(values, log):
+    xs, ys = values if isinstance(values, tuple) else (range(len(values)), values)
+    pairs = [(float(a), float(b)) for a, b in zip(xs, ys, strict=True)]
+    return [(a, b) for a, b in pairs if math.isfinite(a) and math.isfinite(b) and (b > 0 or not log)]
+
+
+def _in_words(name, line, given):
+    if not line:
+        return f"  {name}: nothing that can be drawn"
+    (_, first), (at, least), (_, last) = line[0], min(line, key=lambda point: point[1]), line[-1]
+    lost = len(given[1] if isinstance(given, tuple) else given) - len(line)
+    return f"  {name}: from {number(first)} to {number(last)}, least {number(least)} at {number(at)}" + f"; not drawn: {lost}" * (lost > 0)
+
+
+def dots(rows, what):
+    """One line for each (name, values): a dot for each value, a seed's perhaps, a bar at the median; `what` names the axis and its unit.
+
+    Raises ValueError where a row is empty or a value is not finite: a seed that diverged is to be said, not dropped.
+    """
+    rows = [(name, sorted(float(v) for v in values)) for name, values in rows]
+    if not rows or any(not values or not all(map(math.isfinite, values)) for _, values in rows):
+        raise ValueError("dots draws rows of (name, values) with at least one value each, all of them finite")
+    left = min(400, 14 + max(8.2 * len(name) for name, _ in rows))
+    every, bottom = [v for _, values in rows for v in values], 26 + 30 * len(rows)
+    across = _axis(min(every), max(every), left, 900 - 200)
+    body = [f'<text class="faint" x="0" y="14">{escape(what)}</text>']
+    body += _verticals(across, 24, bottom)
+    words = [what]
+    for i, (name, values) in enumerate(rows):
+        y, middle = 40 + 30 * i, statistics.median(values)
+        said = f"{number(middle)} ({number(values[0])} to {number(values[-1])})"
+        body.append(f'<text x="{left - 10:.0f}" y="{y + 4}" text-anchor="end">{escape(name)}</text>'
+                    f'<text class="mono" x="716" y="{y + 4}">{said}</text>')
+        body += [f'<circle class="dot" cx="{across.place(v):.1f}" cy="{y}" r="5"/>' for v in values]
+        body.append(f'<path d="M{across.place(middle):.1f} {y - 11}v22" stroke="{INK}" stroke-width="2.5"/>')
+        words.append(f"  {name}: median {said} of {len(values)}")
+    text = "\n".join(words)
+    show(text, svg=svg_document(900, bottom + 28, "".join(body), text, FIGURE))
+
+
+def _verticals(axis, top, bottom):
+    y = bottom + 18
+    return [f'<path class="grid" d="M{at:.1f} {top}V{bottom}"/><text x="{at:.1f}" y="{y}" text-anchor="middle">{number(value)}</text>'
+            for value, at in axis.ticks]
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    place: Callable  # a value's coordinate
+    ticks: list  # (value, coordinate) of four to seven round values
+
+
+def _axis(low, high, start, end, log=False):
+    """An axis from `low` to `high`, with some room, between two coordinates."""
+    if log:
+        low, high = math.log10(low), math.log10(high)
+    room = 0.04 * (high - low) or 0.5 * (abs(low) or 1)
+    low, high = low - room, high + room
+    place = lambda value: start + (end - start) * ((math.log10(value) if log else value) - low) / (high - low)  # noqa: E731
+    step = _round_step(high - low)
+    if log and high - low > 1.2:
+        ticks = [10.0**k for k in range(math.ceil(low), math.floor(high) + 1, max(1, round((high - low) / 6)))]
+    elif log:
+        ticks = [m * 10.0**k for k in range(math.floor(low), math.ceil(high) + 1) for m in (1, 2, 3, 5)]
+        ticks = [tick for tick in ticks if low <= math.log10(tick) <= high]
+    else:
+        ticks = [round(step * k, 12) for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return Axis(place, [(int(t) if t == int(t) else t, place(t)) for t in ticks])
+
+
+def _round_step(span):
+    """1, 2 or 5 times a power of ten, so that four to nine steps fill the span."""
+    power = 10.0 ** math.floor(math.log10(span / 4))
+    return max(m * power for m in (1, 2, 5) if m * power <= span / 4)
+
+
+def _apart(heights, least):
+    """The heights of labels, moved down as little as needed so that no two are nearer than `least`."""
+    placed, last = [0.0] * len(heights), -math.inf
+    for i in sorted(range(len(heights)), key=heights.__getitem__):
+        last = placed[i] = max(heights[i], last + least)
+    return placed
+
+
+def _mark(name, x, y, colour):
+    fill = "none" if name == "cross" else colour
+    return f'<path transform="translate({x:.1f} {y:.1f})" d="{MARKS[name]}" fill="{fill}" stroke="{colour}" stroke-width="1.5"/>'
 
 
 def images(tensors, titles, scale=7):

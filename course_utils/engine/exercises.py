@@ -58,7 +58,7 @@ class Case:
     memory: str | None = None  # "view": shares memory with the first tensor given; "copy": shares none with any
     strides: bool = False  # the result's strides count too
     tolerance: float = 0.0  # relative and absolute, for floating values; 0 is exact
-    mutates: bool = False  # the inputs are meant to change, and are compared after the call
+    mutates: bool = False  # the inputs are meant to change; they are compared after the call, unless verify judges them
     raises: type | None = None  # the call must raise this
     verify: Callable | None = None  # verify(result, *args) -> None or a complaint, in place of the reference's result
     watch: Callable | None = None  # watch(call) runs call() once and returns None or a complaint: bytes allocated, operations used
@@ -252,7 +252,7 @@ def _judge(exercise, function, case, which):
     if fault is None:
         return None
     about, sentence = fault
-    return wrong(_sentence(sentence), _misconception(exercise, case, wanted, wanted_args, came, about), shown=about == "value")
+    return wrong(_sentence(sentence), _misconception(exercise, case, wanted, wanted_args, came, args, about), shown=about == "value")
 
 
 _MEANINGS = {  # words of a message of torch's that says little: what it means
@@ -273,8 +273,9 @@ def _fault(exercise, case, wanted, wanted_args, came, args):
         if any(not other.raises and _run(exercise.solution, _fresh(other), 60.0).result is None for other in exercise.cases):
             return "value", f"None came where {kind(wanted.result)} was expected: on purpose, or because it returns nothing on this path"
         return "value", "it returns nothing (None). Is there a return on every path?"
-    changed = _first_change(exercise, wanted_args if case.mutates else _fresh(case), args, case.tolerance)
-    if changed and case.verify and not case.mutates:  # verify looks at the input, which is no longer what it was
+    judged = case.mutates and case.verify  # what the inputs have become is then for verify to say
+    changed = None if judged else _first_change(exercise, wanted_args if case.mutates else _fresh(case), args, case.tolerance)
+    if changed and case.verify:  # verify looks at the input, which is no longer what it was
         return "input", f"the call changed its input: {changed}"
     said = case.verify(came.result, *args) if case.verify else difference(wanted.result, came.result, case.tolerance, case.strides)
     if said:
@@ -288,7 +289,7 @@ def _fault(exercise, case, wanted, wanted_args, came, args):
     return ("memory", said) if said else None
 
 
-def _misconception(exercise, case, wanted, wanted_args, came, about):
+def _misconception(exercise, case, wanted, wanted_args, came, came_args, about):
     """The sentence of the first known mistake that does, on this case, what the learner's function did, with the same fault.
 
     The learner's function has met the cases before this one, so only a mistake that meets them too can be what was written.
@@ -297,7 +298,8 @@ def _misconception(exercise, case, wanted, wanted_args, came, about):
     for mistake in exercise.mistakes:
         args = _fresh(case)
         call = _run(mistake.gives, args, 5.0, case.watch)
-        if call.error is None and difference(call.result, came.result, case.tolerance, case.strides) is None:
+        same = call.error is None and difference(call.result, came.result, case.tolerance, case.strides) is None
+        if same and not (case.mutates and _first_change(exercise, args, came_args, case.tolerance)):
             fault = _fault(exercise, case, wanted, wanted_args, call, args)
             if fault and fault[0] == about and all(_meets(exercise, mistake.gives, met) for met in earlier):
                 return mistake.says
