@@ -11,7 +11,7 @@ from course_utils.engine.exercises import registry
 LEDGER = tomllib.loads((notebooks.REPO / "data" / "claims.toml").read_text(encoding="utf-8"))
 VERDICTS = {"holds", "caveat", "outdated", "false", "measure"}
 LESSONS = {name: notebooks.from_source(name).cells for name in notebooks.lessons()}
-SHOWS = {"print", "display", "table", "bars", "images", "raises", "show", "predict"}
+SHOWS = {"print", "display", "table", "bars", "curves", "dots", "images", "raises", "show", "predict"}
 
 
 def tags(cell):

@@ -215,6 +215,14 @@ def test_dots_lie_at_their_values_and_the_bar_at_the_median(shown):
     assert shown[0]["text/plain"] == "accuracy\n  first: median 2 (1 to 3) of 3\n  second: median 5 (5 to 5) of 1"
 
 
+def test_dots_leaves_room_for_long_figures(shown):
+    display.dots([("a", [1.23e-05, 2.46e-05, 3.69e-05])], "x")
+    root = xml.etree.ElementTree.fromstring(shown[0]["image/svg+xml"])
+    figures = next(t for t in root.iter(f"{SVG}text") if t.get("class") == "mono")
+    begins = float(figures.get("x"))
+    assert begins + 7.8 * len(figures.text) <= 900 and begins > max(float(c.get("cx")) for c in root.iter(f"{SVG}circle"))
+
+
 @pytest.mark.parametrize("rows", [[], [("a", [])], [("a", [1, float("nan")])]])
 def test_dots_refuses_what_it_cannot_draw(rows):
     with pytest.raises(ValueError, match="finite"):

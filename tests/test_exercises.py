@@ -1,17 +1,16 @@
 """The rules that every exercise of every lesson keeps; the answers to try are in exercise_answers/, a module a lesson."""
 
 import ast
-import copy
 import dataclasses
+import functools
 import importlib
+import itertools
 import linecache
-import math
 import pathlib
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from exercise_answers import ANSWERS
 
 from course_utils.engine import exercises as engine
@@ -26,12 +25,19 @@ EXERCISES = registry()
 every_exercise = pytest.mark.parametrize("name", EXERCISES)
 
 
+@functools.lru_cache(maxsize=None)
+def imported(lesson):
+    """The names that the lesson's first cells import."""
+    nodes = ast.parse((REPO / "notebooks" / "src" / f"{lesson}.py").read_text(encoding="utf-8")).body
+    first = itertools.takewhile(lambda node: "lesson = start(" not in ast.unparse(node), nodes)
+    names = {"__name__": "__main__"}
+    exec(compile(ast.Module([node for node in first if isinstance(node, (ast.Import, ast.ImportFrom))], []), lesson, "exec"), names)
+    return names
+
+
 def from_source(name, source, lesson):
     """The function that a notebook cell with this source defines, among the names that its lesson imports."""
-    names = {"torch": torch, "nn": torch.nn, "np": np, "F": F, "copy": copy, "math": math, "__name__": "__main__"}
-    toolkit = REPO / "course_utils" / "toolkit" / f"{lesson.split('_', 1)[1]}.py"
-    if toolkit.is_file():
-        names |= {"kit": importlib.import_module(f"course_utils.toolkit.{toolkit.stem}")}
+    names = dict(imported(lesson))
     cell = f"<cell of {name}>"
     linecache.cache[cell] = (
         len(source),

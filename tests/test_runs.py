@@ -104,7 +104,8 @@ def test_a_check_that_is_not_right_fails(problems):
 
 
 def test_a_kernel_that_dies_is_told(problems):
-    assert problems["94_dies"].startswith("papermill ended with status 1") and "Kernel died" in problems["94_dies"]
+    said = problems["94_dies"]
+    assert said.startswith("papermill ended with status") and "in the cell 'import os'" in said and "Kernel died" in said
 
 
 def test_an_exercise_without_a_reference_is_told(problems):

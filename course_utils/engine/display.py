@@ -220,16 +220,17 @@ def dots(rows, what):
     if not rows or any(not values or not all(map(math.isfinite, values)) for _, values in rows):
         raise ValueError("dots draws rows of (name, values) with at least one value each, all of them finite")
     left = min(400, 14 + max(8.2 * len(name) for name, _ in rows))
+    figures = [f"{number(statistics.median(v))} ({number(v[0])} to {number(v[-1])})" for _, v in rows]
+    right = 900 - max(184, *(8 * len(figure) for figure in figures))
     every, bottom = [v for _, values in rows for v in values], 26 + 30 * len(rows)
-    across = _axis(min(every), max(every), left, 900 - 200)
+    across = _axis(min(every), max(every), left, right - 16)
     body = [f'<text class="faint" x="0" y="14">{escape(what)}</text>']
     body += _verticals(across, 24, bottom)
     words = [what]
-    for i, (name, values) in enumerate(rows):
+    for i, ((name, values), said) in enumerate(zip(rows, figures)):
         y, middle = 40 + 30 * i, statistics.median(values)
-        said = f"{number(middle)} ({number(values[0])} to {number(values[-1])})"
         body.append(f'<text x="{left - 10:.0f}" y="{y + 4}" text-anchor="end">{escape(name)}</text>'
-                    f'<text class="mono" x="716" y="{y + 4}">{said}</text>')
+                    f'<text class="mono" x="{right}" y="{y + 4}">{said}</text>')
         body += [f'<circle class="dot" cx="{across.place(v):.1f}" cy="{y}" r="5"/>' for v in values]
         body.append(f'<path d="M{across.place(middle):.1f} {y - 11}v22" stroke="{INK}" stroke-width="2.5"/>')
         words.append(f"  {name}: median {said} of {len(values)}")

@@ -2,7 +2,6 @@
 
 The executed notebooks and their logs stay in build/run. The learner's progress is not touched.
 """
-import contextlib
 import dataclasses
 import os
 import pathlib
@@ -84,24 +83,33 @@ def _run_one(name, solved, device, full, bar):
         parameters = ["-p", "DEVICE", device or "auto", "-p", "QUICK", str(not full)]
         ended = processes.run(
             [sys.executable, "-m", "papermill", str(given), str(written), "--kernel", "python3", "--cwd", scratch,
-             "--no-progress-bar", "--log-output", *parameters],
+             "--no-progress-bar", "--log-output", "--no-request-save-on-cell-execute", *parameters],
             {**processes.kernel_environment(scratch, strict=solved), "COURSE_STRICT": "1" if solved else ""},
             seconds=limit, on_line=on_line,
         )
-        problem = _problem(written, ended, lines, limit, solved)
-        with contextlib.suppress(FileNotFoundError):
+        problem = _problem(written, ended, _last_cell(notebook, lines), lines, limit, solved)
+        (RESULTS / f"{stem}.ipynb").unlink(missing_ok=True)
+        if written.is_file():  # papermill writes once, at the end: a save after every cell takes as long as the cells
             (RESULTS / f"{stem}.ipynb").write_bytes(written.read_bytes())
     log = RESULTS / f"{stem}.log"
     log.write_text("\n".join(lines), encoding="utf-8")
     return Result(name, ended.seconds, problem and f"{problem}; see {os.path.relpath(log, REPO)}")
 
 
-def _problem(path, ended, lines, limit, strict):
+def _last_cell(notebook, lines):
+    """Where papermill's log ends: the first line of the last cell that it names, in words; "" where it names none."""
+    numbers = [int(n) for line in lines for n in re.findall("Executing Cell ([0-9]+)", line)]
+    first = next((i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", [])), len(notebook.cells))
+    cells = [*notebook.cells[: first + 1], None, *notebook.cells[first + 1 :]]  # papermill puts a cell behind the parameters
+    cell = cells[numbers[-1] - 1] if numbers else None
+    return f" in the cell {_first_line(cell.source)!r}" if cell is not None else ""
+
+
+def _problem(path, ended, where, lines, limit, strict):
     """What went wrong, from the notebook that papermill wrote: the cell by its first line, and the error; else None."""
     cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"] if path.is_file() else []
-    where = [f" in the cell {_first_line(c.source)!r}" for c in cells if c.metadata.papermill.status == "running"]
     if ended.stopped:
-        return f"stopped at its time limit of {limit} s" + "".join(where)
+        return f"stopped at its time limit of {limit} s{where}"
     for cell in cells:
         for output in cell.outputs:
             if output.output_type == "error":
@@ -109,7 +117,7 @@ def _problem(path, ended, lines, limit, strict):
             if strict and output.get("name") == "stderr" and re.search("(Future|Deprecation)Warning", output.text):
                 return f"the cell {_first_line(cell.source)!r} warns: {_first_line(output.text)}"
     if ended.status:
-        return f"papermill ended with status {ended.status}{''.join(where)}: {(lines or ['no output'])[-1]}"
+        return f"papermill ended with status {ended.status}{where}: {(lines or ['no output'])[-1]}"
     return None
 
 
