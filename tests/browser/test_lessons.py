@@ -1,7 +1,9 @@
-"""Lessons 00 and 01 as a learner meets them: opened, run, answered, reloaded."""
+"""The lessons as a learner meets them: opened, run, answered, reloaded."""
 import pytest
 
-LESSONS = ("00_start_here", "01_tensors")
+from course_utils.engine import notebooks
+
+LESSONS = notebooks.lessons()
 
 
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
