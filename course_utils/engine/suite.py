@@ -68,7 +68,9 @@ def plan(quick, on, scratch):
     """(name, function of a Leg) for each leg, in order."""
     yield "freshness", freshness
     yield "lint", lint
-    yield "tests", lambda leg: pytest(leg, scratch, "tests", "--ignore=tests/browser", "-n", "2", "--dist", "loadgroup")
+    # two workers with a thread each: with more, torch's threads wait for one another and a test takes several times as long
+    unit = ("tests", "--ignore=tests/browser", "-n", "2", "--dist", "loadgroup")
+    yield "tests", lambda leg: pytest(leg, scratch, *unit, OMP_NUM_THREADS="1")
     for device in on:
         yield f"nbval on {device}", lambda leg, device=device: nbval(leg, scratch, device)
     if not quick:
