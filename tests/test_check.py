@@ -4,6 +4,7 @@ import json
 import math
 import signal
 import threading
+import time
 import warnings
 
 import nbformat
@@ -343,6 +344,22 @@ def test_verify_and_watch():
     says(examine("def double(x): return torch.zeros(1)", cases=[case]), "It has only 1 elements.")
     watch.complaint = "it allocates 12 bytes"
     says(examine("def double(x): return torch.zeros(9)", cases=[case]), "It allocates 12 bytes.")
+
+
+def test_the_time_limit_leaves_what_watch_takes_down_alone():
+    held = []
+
+    def watch(call):
+        held.append("hook")
+        try:
+            call()
+        finally:
+            time.sleep(0.2)  # longer than the alarm takes to ring again
+            held.pop()
+
+    case = Case("it is watched", lambda: (torch.ones(3),), watch=watch)
+    says(examine("def double(x):\n    while True: pass", cases=[case], time_limit=0.05), "time limit")
+    assert held == []
 
 
 def test_a_reference_that_fails_is_the_courses_fault():

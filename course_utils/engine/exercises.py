@@ -351,7 +351,8 @@ def _run(function, args, limit, watch=None):
     before = [get() for get, _ in _SETTINGS]
     try:
         with _seeded(), _without_exit(), contextlib.redirect_stdout(printed):
-            call.complaint = _limited(limit, run_once if watch is None else lambda: watch(run_once))
+            limited = functools.partial(_limited, limit, run_once)  # the limit never interrupts what watch sets up and takes down
+            call.complaint = limited() if watch is None else watch(limited)
     except BaseException as error:  # also SystemExit and the like: a learner's exit() must not end the kernel
         call.error, call.result = error, None
     finally:

@@ -17,6 +17,7 @@ PICTURES = REPO / "build" / "screenshots"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]
 PATIENCE = 60_000  # milliseconds; a loaded machine is slow, a broken page never gets there
+WHOLE_LESSON = 400_000  # for all cells of a lesson, which take up to a minute on a machine that does nothing else
 
 
 class Lab:
@@ -26,7 +27,8 @@ class Lab:
         self.work, self.settings = folder / "work", folder / "settings"
         self.set("notebook-extension/tracker", {"windowingMode": "none", "scrollPastEnd": False})  # every cell is in the page
         environment = {**os.environ, "COURSE_WORK": str(self.work), "JUPYTERLAB_SETTINGS_DIR": str(self.settings), "HOME": str(folder),
-                       "COURSE_STRICT": "", "JUPYTER_CONFIG_DIR": str(folder / "config"), "PYTHONUNBUFFERED": "1"}
+                       "COURSE_STRICT": "", "JUPYTER_CONFIG_DIR": str(folder / "config"), "PYTHONUNBUFFERED": "1",
+                       "OMP_NUM_THREADS": "1"}  # the other core is the browser's
         command = [sys.executable, "-m", "course_utils", "lab", "--no-browser"]
         self.process = subprocess.Popen(command, cwd=REPO, env=environment, stdout=subprocess.PIPE, text=True)
         said = ""
@@ -111,7 +113,8 @@ class Seen:
         self.page.get_by_role("menuitem", name="Run", exact=True).click()
         self.page.get_by_text("Run All Cells", exact=True).click()
         self.page.wait_for_function(
-            "() => [...document.querySelectorAll('.jp-CodeCell .jp-InputArea-prompt')].every(p => /\\[\\d+\\]/.test(p.textContent))"
+            "() => [...document.querySelectorAll('.jp-CodeCell .jp-InputArea-prompt')].every(p => /\\[\\d+\\]/.test(p.textContent))",
+            timeout=WHOLE_LESSON,
         )
         self.page.wait_for_selector('.jp-Notebook-ExecutionIndicator[data-status="idle"]')
 
