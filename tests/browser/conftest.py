@@ -73,9 +73,8 @@ def browser():
 class Seen:
     """A page on one lesson, and what a learner does with it. Console errors are collected."""
 
-    def __init__(self, lab, browser, lesson, theme="JupyterLab Light"):
-        lab.set("apputils-extension/themes", {"theme": theme})
-        self.lab, self.lesson, self.theme, self.errors = lab, lesson, theme, []
+    def __init__(self, lab, browser, lesson):
+        self.lab, self.lesson, self.errors = lab, lesson, []
         self.page = browser.new_page(viewport={"width": 1300, "height": 1000})
         self.page.set_default_timeout(PATIENCE)
         self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
@@ -118,6 +117,12 @@ class Seen:
         )
         self.page.wait_for_selector('.jp-Notebook-ExecutionIndicator[data-status="idle"]')
 
+    def choose_theme(self, name):
+        self.page.get_by_role("menuitem", name="Settings", exact=True).click()
+        self.page.locator(".lm-Menu-itemLabel").get_by_text("Theme", exact=True).hover()
+        self.page.locator(".lm-Menu-itemLabel").get_by_text(name, exact=True).click()
+        self.page.wait_for_selector(f'body[data-jp-theme-name="{name}"]', state="attached")  # a body counts as hidden
+
     def write(self, cell, old, new):
         """Type: select `old`, with which a cell ends, and put `new` in its place."""
         self.enter(cell)
@@ -146,8 +151,8 @@ class Seen:
 def see(lab, browser):
     opened = []
 
-    def see(lesson, theme="JupyterLab Light"):
-        opened.append(Seen(lab, browser, lesson, theme))
+    def see(lesson):
+        opened.append(Seen(lab, browser, lesson))
         return opened[-1]
 
     yield see

@@ -1,5 +1,6 @@
 """Every control of every explorer of lesson 01, by mouse and by keyboard, and the light that goes from an element to its storage slot."""
 import pytest
+from acts import changes, field, press
 from playwright.sync_api import expect
 
 
@@ -15,25 +16,6 @@ def explorer(see):
         return seen, area
 
     return explorer
-
-
-def changes(seen, area, act):
-    """Do something and wait until the picture is another one."""
-    before = area.locator("svg").first.inner_html()
-    act()
-    seen.page.wait_for_function("([svg, before]) => svg.innerHTML !== before || !svg.isConnected",
-                                arg=[area.locator("svg").first.element_handle(), before])
-
-
-def press(seen, control, *keys):
-    control.focus()
-    for key in keys:
-        seen.page.keyboard.press(key)
-
-
-def field(area, label):
-    """The input that stands beside a label."""
-    return area.locator(".widget-inline-hbox", has=area.page.get_by_text(label, exact=True)).locator("input:visible").first
 
 
 def test_strides_by_mouse(explorer):

@@ -1,7 +1,7 @@
 """Every control of the explorers of lesson 02, by mouse and by keyboard."""
 import pytest
+from acts import changes, field, press
 from playwright.sync_api import expect
-from test_explorers import changes, field, press
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Every control of the explorers of lesson 03, by mouse and by keyboard."""
 import pytest
+from acts import changes, field, press, says, slider
 from playwright.sync_api import expect
 
 
@@ -16,35 +17,6 @@ def explorer(see):
         return seen, area
 
     return explorer
-
-
-def changes(seen, area, act):
-    """Do something and wait until the picture is another one."""
-    before = area.locator("svg").first.inner_html()
-    act()
-    seen.page.wait_for_function("([svg, before]) => svg.innerHTML !== before || !svg.isConnected",
-                                arg=[area.locator("svg").first.element_handle(), before])
-
-
-def press(seen, control, *keys):
-    control.focus()
-    for key in keys:
-        seen.page.keyboard.press(key)
-
-
-def field(area, label):
-    """The input that stands beside a label."""
-    return area.locator(".widget-inline-hbox", has=area.page.get_by_text(label, exact=True)).locator("input:visible").first
-
-
-def slider(area, label):
-    return area.locator(".widget-slider", has=area.page.get_by_text(label, exact=True))
-
-
-def says(area, *words):
-    """The picture comes to contain the words; it may still be on its way."""
-    for part in words:
-        expect(area.locator("svg").first).to_contain_text(part, timeout=30_000)
 
 
 def test_descent_by_mouse(explorer):
