@@ -1,7 +1,6 @@
 """Every control of the explorers of lesson 03, by mouse and by keyboard."""
 import pytest
 from acts import changes, field, press, says, slider
-from playwright.sync_api import expect
 
 
 @pytest.fixture
