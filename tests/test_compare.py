@@ -157,3 +157,8 @@ def test_brief(value, words):
 def test_kind():
     assert [kind(v) for v in (1, [], None, torch.ones(2), torch.tensor(1), np.ones(1), torch.Size([1]), print, int)] == [
         "an int", "a list", "None", "a tensor", "a tensor of 0 dimensions", "a numpy array", "a torch.Size", "a function", "a class"]
+
+
+def test_a_list_of_batches_is_shown_by_its_first_few_and_large_tensors_by_what_they_are():
+    batches = [(torch.zeros(10, 4), torch.arange(10))] * 30
+    assert brief(batches).count("shape (10, 4)") == 4 and brief(batches).endswith(", …]") and len(brief(batches)) < 600

@@ -169,13 +169,19 @@ def brief(value, depth=0):
             return f"numpy {value.dtype} array of shape {value.shape}" if value.size > 24 else repr(value)
         if isinstance(value, torch.Size):
             return repr(tuple(value))
-        if isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value[:12]):
+        if isinstance(value, (list, tuple)) and _holds_tensors(value, 2):
             left, right = "[]" if isinstance(value, list) else "()"
             inside = ", ".join(brief(v, depth + 1) for v in value[:4]) + (", …" if len(value) > 4 else "")
             return left + inside + right
         return _SHORT.repr(value)
     except BaseException as error:  # a learner's own __repr__ may do anything
         return f"<{kind(value)} whose repr raises {type(error).__name__}>"
+
+
+def _holds_tensors(values, depth):
+    """Is there a tensor among the first entries, or among theirs, as in a list of batches?"""
+    deeper = lambda v: depth > 1 and isinstance(v, (list, tuple)) and _holds_tensors(v, depth - 1)  # noqa: E731
+    return any(isinstance(v, torch.Tensor) or deeper(v) for v in values[:12])
 
 
 def _brief_tensor(value):
