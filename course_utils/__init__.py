@@ -27,6 +27,8 @@ _HOME = {
     "explore_accumulation": "explorers.accumulation",
     "explore_descent": "explorers.descent",
     "explore_schedule": "explorers.schedule",
+    "explore_float": "explorers.floats",
+    "explore_loss_scale": "explorers.loss_scale",
 }
 __all__ = list(_HOME)
 

@@ -46,6 +46,8 @@ KEYS = (  # lesson, explorer, the control that has the focus, and two keys that 
     ("02_autograd", "accumulation", lambda area: area.get_by_role("button", name="A.backward()", exact=True), ("Enter", "Enter")),
     ("03_training", "descent", lambda area: area.locator(".noUi-handle").first, ("ArrowLeft", "ArrowRight")),
     ("03_training", "schedule", lambda area: area.get_by_label("epochs", exact=True), ("ArrowDown", "ArrowUp")),
+    ("04_amp", "float", lambda area: area.get_by_role("button", name="Times 2", exact=True), ("Enter", "Enter")),
+    ("04_amp", "loss_scale", lambda area: area.get_by_label("scale 2^", exact=True), ("ArrowUp", "ArrowDown")),
 )
 
 
