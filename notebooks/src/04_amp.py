@@ -721,11 +721,8 @@ assert report.fastest in report.costs
 #
 # The smallest number above 0 that fp16 holds is 2⁻²⁴, about 6e-8; half of it, and less, becomes 0. That is **underflow**. How much of a training lies down there? Here is a digit network, trained in fp32 until it has most of its images right, and its last gradients:
 
+
 # %%
-pixels = (load("digits").train_images[:1000].flatten(1) / 255).to(lesson.device)
-answers = load("digits").train_labels[:1000].to(lesson.device)
-
-
 def digit_net():
     torch.manual_seed(SEED)
     return nn.Sequential(nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10)).to(lesson.device)
@@ -734,7 +731,7 @@ def digit_net():
 trained = digit_net()
 optimizer = torch.optim.AdamW(trained.parameters(), lr=0.003)
 for _ in range(25):
-    for inputs, targets in zip(pixels.split(50), answers.split(50)):
+    for inputs, targets in zip(train_x.split(50), train_y.split(50)):
         optimizer.zero_grad()
         F.cross_entropy(trained(inputs), targets).backward()
         optimizer.step()
@@ -763,7 +760,7 @@ assert kit.underflow_fraction(gradients, "bf16") == 0
 # The gradients fill a range of many powers of two. At scale 1 its lower end sticks out of fp16, at 2²⁴ its upper end does, and in between there is room. A **loss scale** uses that room: multiply the loss by 2¹⁶, and by the chain rule every gradient on its way back comes out 2¹⁶ times as large; divide by 2¹⁶
 # afterwards, in fp32, where nothing is too small. bf16 has the exponent of fp32: nothing sticks out at any of these scales, and it needs none.
 #
-# Move the scale below, and see where the histogram leaves fp16. Then find out:
+# Below is the histogram of such gradients, beside the range of a format, and under it a scaler at work over 60 steps. Move the scale, and see where the histogram leaves fp16. Then find out:
 #
 # 1. at which scale the first gradients overflow, and how many powers of two lie between it and the scale at which a thousandth becomes 0;
 # 2. what the scaler does after a planted overflow, and how long it takes to come back.
@@ -824,7 +821,7 @@ def reconstruct(dtype, weight=1.0, scaled=False, steps=50):
     scaler = torch.amp.GradScaler(lesson.device.type, enabled=scaled)
     losses = []
     for step in range(steps):
-        batch = pixels.split(100)[step % 10]
+        batch = train_x.split(100)[step % 10]
         with torch.autocast(lesson.device.type, dtype=dtype, enabled=dtype != torch.float32):
             loss = weight * F.mse_loss(model(batch), batch)
         optimizer.zero_grad()
@@ -1003,7 +1000,7 @@ def warm_up(optimizer):
 
 
 def batches(count, size=50):
-    return [(pixels.split(size)[i], answers.split(size)[i]) for i in range(count)]
+    return [(train_x.split(size)[i], train_y.split(size)[i]) for i in range(count)]
 
 
 def warmed_up_by_loop():
@@ -1070,7 +1067,7 @@ def clipped_update(unscale_first, scale=2.0**16, rate=1.0, max_norm=1.0):
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     scaler = torch.amp.GradScaler(lesson.device.type, init_scale=scale)
     with torch.autocast(lesson.device.type, dtype=torch.float16):
-        loss = F.cross_entropy(model(pixels[:50]), answers[:50])
+        loss = F.cross_entropy(model(train_x[:50]), train_y[:50])
     scaler.scale(loss).backward()
     if unscale_first:
         scaler.unscale_(optimizer)
@@ -1109,7 +1106,7 @@ table(("scale", "order", "norm that clipping saw", "length of the step"), rows)
 #
 # The right order is: `scaler.scale(loss).backward()`, `scaler.unscale_(optimizer)`, clip, `scaler.step(optimizer)`, `scaler.update()`. `step` knows that the gradients are unscaled and leaves them alone. Whatever looks at gradients between `backward` and `step` belongs behind `unscale_`: clipping by norm or by value, a logged norm, noise, a penalty.
 #
-# The same mistake with another optimizer:
+# Here is the program at the top once more, with both orders, and with another optimizer:
 
 
 # %%
@@ -1232,8 +1229,8 @@ assert abs(accumulated_gradient(update_each=True) - 1.0) < 1e-4
 # then one `unscale_`, one clip, one `step`, one `update`. `kit.amp_step` takes a list of micro-batches, weighs each by its number of samples, and does that. Here it is held against one large batch:
 
 # %%
-large = [(pixels[:100], answers[:100])]
-uneven = [(pixels[a:b], answers[a:b]) for a, b in ((0, 50), (50, 90), (90, 100))]
+large = [(train_x[:100], train_y[:100])]
+uneven = [(train_x[a:b], train_y[a:b]) for a, b in ((0, 50), (50, 90), (90, 100))]
 ends = []
 for micro_batches in (large, uneven):
     model = digit_net()
@@ -1261,7 +1258,8 @@ def accumulated_scaled_step(model, micro_batches, loss_fn, optimizer, scaler):
     """One step in fp16 autocast for a list of micro-batches (inputs, targets): did it step?
 
     The gradient is that of loss_fn, a mean, over all samples of all micro-batches, which may differ
-    in size. The scaler is updated once. Gradients from before the call take no part.
+    in size. Where it is not finite, the optimizer does not step and the result is False. The scaler
+    is updated once. Gradients from before the call take no part.
     """
     ...
 
@@ -1286,7 +1284,7 @@ def plant_inf(gradient):
 handle = second.bias.register_hook(plant_inf)
 step = kit.amp_step(
     model,
-    [(pixels[:50], answers[:50])],
+    [(train_x[:50], train_y[:50])],
     F.cross_entropy,
     optimizers,
     dtype=torch.float16,
@@ -1351,7 +1349,7 @@ names = (
 
 def program(name):
     """A model, its inputs and its loss."""
-    model, inputs, loss_fn = digit_net(), pixels[:50].clone(), F.cross_entropy
+    model, inputs, loss_fn = digit_net(), train_x[:50].clone(), F.cross_entropy
     if name == "attention on raw pixels":
         torch.manual_seed(SEED)
         model, inputs = Rows().to(lesson.device), 255 * inputs
@@ -1369,7 +1367,7 @@ def outcome(name, dtype, scale=1.0):
     """What becomes of loss and gradients, in two words."""
     model, inputs, loss_fn = program(name)
     with torch.autocast(lesson.device.type, dtype=dtype, enabled=dtype != torch.float32):
-        loss = loss_fn(model(inputs), answers[:50])
+        loss = loss_fn(model(inputs), train_y[:50])
     if not loss.isfinite():
         return f"loss {loss.item()}"
     (scale * loss).backward()
@@ -1463,7 +1461,7 @@ class Largest(torch.overrides.TorchFunctionMode):
 # %%
 model, inputs, loss_fn = program("attention on raw pixels")
 with Largest() as seen:
-    loss_fn(model(inputs), answers[:50])
+    loss_fn(model(inputs), train_y[:50])
 limit = kit.format_of("fp16").max
 rows = [(op, f"{size:,.4g}", "overflows" if size > limit else "") for op, size in seen.ops]
 table(("operation", "largest, in fp32", f"in fp16, up to {limit:,.0f}"), rows)
@@ -1488,8 +1486,8 @@ class DividedBefore(Rows):
 def loss_of(model_class, factor=255.0, dtype=torch.float16):
     torch.manual_seed(SEED)
     with torch.autocast(lesson.device.type, dtype=dtype):
-        outputs = model_class().to(lesson.device)(factor * pixels[:50])
-        return F.cross_entropy(outputs, answers[:50]).item()
+        outputs = model_class().to(lesson.device)(factor * train_x[:50])
+        return F.cross_entropy(outputs, train_y[:50]).item()
 
 
 # %%
@@ -1537,7 +1535,8 @@ print("1e-8 in fp16:", torch.tensor(1e-8).half().item())
 def train_half(model, inputs, targets, steps=10, rate=0.1):
     """Losses of `steps` steps of SGD on the mean cross-entropy, computed in fp16: a list of floats.
 
-    The model's weights are fp32 before and after.
+    The model's weights are fp32 before and after. Neither a small update nor a small gradient is
+    lost on the way.
     """
     model.half()
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
@@ -1554,7 +1553,7 @@ def train_half(model, inputs, targets, steps=10, rate=0.1):
 
 
 # %%
-clinic_x, clinic_y = pixels[:50].cpu(), answers[:50].cpu()
+clinic_x, clinic_y = train_x[:50].cpu(), train_y[:50].cpu()
 torch.manual_seed(SEED)
 net = nn.Sequential(nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 10))
 try:
@@ -1573,7 +1572,10 @@ check(train_half)
 
 # %% tags=["exercise", "clinic"]
 def train_norm(model, batches, rate=1e-3):
-    """The model, trained by AdamW with one step for each batch (inputs, targets), in bf16."""
+    """The model, trained by AdamW with one step for each batch (inputs, targets), in bf16.
+
+    Forward and backward are computed in bf16; every weight moves about as it would in fp32.
+    """
     model.to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
     for inputs, targets in batches:
@@ -1606,7 +1608,7 @@ def masked_attention(queries, keys, values, padding):
 
     queries (N, Q, D), keys and values (N, K, D), of one dtype; padding (N, K) bool, True where a
     key does not count: its weight is 0. Where all keys of a sequence are padding, any finite
-    numbers will do. The result has the dtype of the queries.
+    numbers will do. The result has the dtype of the queries; its gradients are finite, too.
     """
     scores = queries @ keys.transpose(1, 2)
     mask = padding[:, None, :].to(scores.dtype) * torch.finfo(scores.dtype).min
@@ -1809,9 +1811,9 @@ print(f"{sum(step.skipped for step in log)} of {len(log)} steps skipped")
 # | `scaler.step()` may skip a step (M06) | holds, in silence; a scheduler stepped for each batch runs ahead |
 # | clip only after `scaler.unscale_()` (M07) | holds: before it, the threshold is `max_norm / scale` |
 # | *beyond the articles:* the weight cache, `model.half()`, backward outside autocast (M08) | seen |
-# | bf16, fp16, tf32: range and precision (M09) | seen by the bits |
+# | *beyond the articles:* bf16, fp16, tf32: range and precision (M09) | seen by the bits |
 # | with nan under AMP, switch AMP off to see (M10) | holds; bf16 then says which kind of trouble it is |
-# | *beyond the articles:* a loss scale that is a power of two changes no bit of a run in fp32 or bf16 (M15); AdamW hides a clip before `unscale_` (M16); `unscale_` for each micro-batch leaves the last one (M17); a scaler that was off saves nothing, and a scaler that is on refuses it (M18); the scale can reach 0, and then a good loss makes nan of the weights (M19) | seen |
+# | *beyond the articles:* small updates of bf16 weights are lost (M11), sums inside an operation are not (M12); a `backward` written in Python runs under the autocast around it (M13); the device's units decide about speed (M14); a loss scale that is a power of two changes no bit of a run in fp32 or bf16 (M15); AdamW hides a clip before `unscale_` (M16); `unscale_` for each micro-batch leaves the last one (M17); a scaler that was off saves nothing, and a scaler that is on refuses it (M18); the scale can reach 0, and then a good loss makes nan of the weights (M19) | seen |
 #
 # For more: [Automatic Mixed Precision examples](https://pytorch.org/docs/stable/notes/amp_examples.html) is PyTorch's own account of clipping, accumulation and several optimizers; [the reference of torch.amp](https://pytorch.org/docs/stable/amp.html) has the lists of operations for each device; [Mixed Precision Training](https://arxiv.org/abs/1710.03740)
 # is the paper in which fp32 master weights and loss scaling come from, with the histogram of gradients that gave rise to it.

@@ -1,3 +1,5 @@
+import collections
+import copy
 import math
 
 import numpy as np
@@ -122,6 +124,19 @@ def one_by_one(weights, updates, dtype):
 # ── in_full_precision ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@wrong("in_full_precision", "RuntimeError where an input is fp64")
+def casts_low_precision_alone(function, x, y):
+    low = torch.bfloat16, torch.float16
+    with torch.autocast("cpu", enabled=False):
+        return function(*(t.float() if t.dtype in low else t for t in (x, y)))
+
+
+@wrong("in_full_precision", "no graph")
+def without_grad(function, x, y):
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        return function(x.float(), y.float())
+
+
 @wrong("in_full_precision", "casts them down again")
 def casts_only(function, x, y):
     return function(x.float(), y.float())
@@ -154,6 +169,12 @@ def switches_it_off(function, x, y):
 def casts_the_first(function, x, y):
     with torch.autocast("cpu", enabled=False):
         return function(x.float(), y.to(torch.bfloat16).float())
+
+
+@right("in_full_precision")
+def in_float64_inside(function, x, y):
+    with torch.autocast("cpu", enabled=False):
+        return function(x.double(), y.double()).float()
 
 
 @right("in_full_precision")
@@ -238,6 +259,48 @@ def loss_as_tensor(model, masters, inputs, targets, loss_fn, rate):
     return loss.detach()
 
 
+@wrong("master_step", "in fp16 a small one becomes 0")
+def product_in_low_precision(model, masters, inputs, targets, loss_fn, rate):
+    for p, m in zip(model.parameters(), masters):
+        p.data.copy_(m)
+    loss = _forward(model, inputs, targets, loss_fn)
+    for p, m in zip(model.parameters(), masters):
+        m -= rate * p.grad
+    return loss.item()
+
+
+@wrong("master_step", "other tensors now")
+def new_masters(model, masters, inputs, targets, loss_fn, rate):
+    for p, m in zip(model.parameters(), masters):
+        p.data.copy_(m)
+    loss = _forward(model, inputs, targets, loss_fn)
+    for i, p in enumerate(model.parameters()):
+        masters[i] = masters[i] - rate * p.grad.float()
+    return loss.item()
+
+
+@wrong("master_step", "in its own precision")
+def parameters_that_are_the_masters(model, masters, inputs, targets, loss_fn, rate):
+    for p, m in zip(model.parameters(), masters):
+        p.data = m
+    loss = _forward(model, inputs.float(), targets, loss_fn)
+    with torch.no_grad():
+        for p, m in zip(model.parameters(), masters):
+            m -= rate * p.grad
+    return loss.item()
+
+
+@right("master_step")
+def copies_back(model, masters, inputs, targets, loss_fn, rate):
+    for p, m in zip(model.parameters(), masters):
+        p.data.copy_(m)
+    loss = _forward(model, inputs, targets, loss_fn)
+    for p, m in zip(model.parameters(), masters):
+        m.sub_(p.grad, alpha=rate)
+        p.data.copy_(m)
+    return loss.item()
+
+
 @right("master_step")
 def through_an_optimizer(model, masters, inputs, targets, loss_fn, rate):
     optimizer = torch.optim.SGD([m.requires_grad_() for m in masters], lr=rate)
@@ -315,6 +378,55 @@ def under_names(forward):
     return {str(dtype): size for dtype, size in by_weak_reference(forward).items()}
 
 
+@wrong("bytes_by_dtype", "return it")
+def keeps_nothing(forward):
+    seen = {}
+
+    def note(t):
+        seen[t.untyped_storage().data_ptr()] = t.dtype, t.untyped_storage().nbytes()
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        result = forward()
+    totals = {}
+    for dtype, size in seen.values():
+        totals[dtype] = totals.get(dtype, 0) + size
+    del result
+    return totals
+
+
+@wrong("bytes_by_dtype", "It should be {torch.float32: 400}")
+def by_where_the_tensor_begins(forward):
+    seen = {}
+
+    def note(t):
+        seen[t.data_ptr()] = t
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        result = forward()
+    totals = {}
+    for t in seen.values():
+        totals[t.dtype] = totals.get(t.dtype, 0) + t.nbytes
+    del result
+    return totals
+
+
+@right("bytes_by_dtype")
+def in_a_counter(forward):
+    seen, totals = {}, collections.Counter()
+
+    def note(t):
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen[storage.data_ptr()] = t
+            totals[t.dtype] += storage.nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        forward()
+    return totals
+
+
 @right("bytes_by_dtype")
 def by_weak_reference(forward):
     found = []
@@ -363,6 +475,31 @@ def always_fp16(gradients, dtype=torch.float16):
 def no_gradient_forgotten(gradients, dtype=torch.float16):
     largest = max(g.double().abs().max().item() for g in gradients)
     return 2.0 ** math.floor(math.log2(torch.finfo(dtype).max / largest))
+
+
+@wrong("largest_safe_scale", "exponents alone")
+def difference_of_exponents(gradients, dtype=torch.float16):
+    values = [v for g in gradients if g is not None for v in g.double().abs().flatten().tolist() if math.isfinite(v) and v]
+    return 2.0 ** (math.frexp(torch.finfo(dtype).max)[1] - math.frexp(max(values))[1]) if values else 1.0
+
+
+@wrong("largest_safe_scale", "the gradients are small")
+def down_from_2_to_the_24(gradients, dtype=torch.float16):
+    scale = 2.0**24
+    while any((g.double() * scale).to(dtype).isinf().any() for g in gradients if g is not None):
+        scale /= 2
+    return scale
+
+
+@right("largest_safe_scale")
+def by_looking_for_inf(gradients, dtype=torch.float16):
+    values = [g.double()[g.isfinite() & (g != 0)] for g in gradients if g is not None]
+    if not any(len(v) for v in values):
+        return 1
+    scale = 2.0**200
+    while any((v * scale).to(dtype).isinf().any() for v in values):
+        scale /= 2
+    return scale
 
 
 @right("largest_safe_scale")
@@ -496,6 +633,66 @@ def in_bf16(model, inputs, targets, loss_fn, optimizer, scaler, max_norm):
     scaler.step(optimizer)
     scaler.update()
     return bool(norm.isfinite())
+
+
+@wrong("scaled_step", "should move by")
+def clips_each_value(model, inputs, targets, loss_fn, optimizer, scaler, max_norm):
+    optimizer.zero_grad()
+    scaler.scale(_half_loss(model, inputs, targets, loss_fn)).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_value_(model.parameters(), max_norm)
+    scale = scaler.get_scale()
+    scaler.step(optimizer)
+    scaler.update()
+    return scaler.get_scale() >= scale
+
+
+@wrong("scaled_step", "should move by")
+def updates_before_the_step(model, inputs, targets, loss_fn, optimizer, scaler, max_norm):
+    optimizer.zero_grad()
+    scaler.scale(_half_loss(model, inputs, targets, loss_fn)).backward()
+    scaler.unscale_(optimizer)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    scaler.update()
+    scaler.step(optimizer)
+    return bool(norm.isfinite())
+
+
+@wrong("scaled_step", "should be 512")
+def leaves_early(model, inputs, targets, loss_fn, optimizer, scaler, max_norm):
+    optimizer.zero_grad()
+    scaler.scale(_half_loss(model, inputs, targets, loss_fn)).backward()
+    scaler.unscale_(optimizer)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    if not norm.isfinite():
+        return False
+    scaler.step(optimizer)
+    scaler.update()
+    return True
+
+
+@wrong("scaled_step", "the answer is False")
+def asks_the_loss(model, inputs, targets, loss_fn, optimizer, scaler, max_norm):
+    optimizer.zero_grad()
+    loss = _half_loss(model, inputs, targets, loss_fn)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return bool(loss.isfinite())
+
+
+@wrong("scaled_step", "the optimizer stepped")
+def the_same_scale(model, inputs, targets, loss_fn, optimizer, scaler, max_norm):
+    optimizer.zero_grad()
+    scaler.scale(_half_loss(model, inputs, targets, loss_fn)).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    scale = scaler.get_scale()
+    scaler.step(optimizer)
+    scaler.update()
+    return scaler.get_scale() == scale  # not so where it has grown
 
 
 @wrong("scaled_step", "moved all the same")
@@ -671,6 +868,38 @@ def bf16_instead(model, inputs, targets, steps=10, rate=0.1):
     return losses
 
 
+@wrong("train_half", "the scaler is gone")
+def autocast_without_scaler(model, inputs, targets, steps=10, rate=0.1):
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    losses = []
+    for _ in range(steps):
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = F.cross_entropy(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@right("train_half")
+def masters_beside_a_half_copy(model, inputs, targets, steps=10, rate=0.1):
+    low = copy.deepcopy(model).half()
+    model.dtypes, losses = low.dtypes, []
+    for _ in range(steps):
+        with torch.no_grad():
+            for p, m in zip(low.parameters(), model.parameters()):
+                p.copy_(m)
+        low.zero_grad()
+        loss = F.cross_entropy(low(inputs.half()).float(), targets)
+        (1024 * loss).backward()
+        losses.append(loss.item())
+        with torch.no_grad():
+            for p, m in zip(low.parameters(), model.parameters()):
+                m -= rate * (p.grad.float() / 1024)
+    return losses
+
+
 @wrong("train_half", "should be float32")
 def stays_half(model, inputs, targets, steps=10, rate=0.1):
     losses = no_scaler(model, inputs, targets, steps, rate)
@@ -713,6 +942,20 @@ def bf16_with_autocast(model, batches, rate=1e-3):
     return model
 
 
+@wrong("train_norm", "All weights need float32")
+def norms_alone_in_float32(model, batches, rate=1e-3):
+    model.bfloat16()
+    for part in model.modules():
+        if isinstance(part, nn.LayerNorm):
+            part.float()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs.bfloat16()).float(), targets).backward()
+        optimizer.step()
+    return model
+
+
 @wrong("train_norm", "returned")
 def returns_the_loss(model, batches, rate=1e-3):
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
@@ -739,15 +982,11 @@ def master_weights(model, batches, rate=1e-3):
         with torch.no_grad():
             for p, m in zip(model.parameters(), masters):
                 p.copy_(m)
-    model.float()
-    with torch.no_grad():
-        for p, m in zip(model.parameters(), masters):
-            p.copy_(m)
     return model
 
 
 @right("train_norm")
-def norms_alone_in_fp32_weights(model, batches, rate=1e-3):
+def with_amp_step_in_bf16(model, batches, rate=1e-3):
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0, foreach=True)
     for inputs, targets in batches:
         kit.amp_step(model, [(inputs, targets)], F.cross_entropy, optimizer, dtype=torch.bfloat16)
@@ -797,11 +1036,36 @@ def in_float32(queries, keys, values, padding):
     return (scores.softmax(-1) @ values.float()).to(queries.dtype)
 
 
+@wrong("masked_attention", "let none arise")
+def hides_nan_of_the_result(queries, keys, values, padding):
+    scores = queries @ keys.transpose(1, 2)
+    mask = padding[:, None].to(scores.dtype) * torch.finfo(scores.dtype).min
+    return ((scores + mask).softmax(-1) @ values).nan_to_num()
+
+
+@wrong("masked_attention", "scores are about -2000")
+def fills_with_minus_100(queries, keys, values, padding):
+    return (queries @ keys.transpose(1, 2)).masked_fill(padding[:, None], -100.0).softmax(-1) @ values
+
+
+@right("masked_attention")
+def clamps_what_was_added(queries, keys, values, padding):
+    scores = queries @ keys.transpose(1, 2)
+    lowest = torch.finfo(scores.dtype).min
+    return (scores + padding[:, None].to(scores.dtype) * lowest).clamp(min=lowest).softmax(-1) @ values
+
+
+@right("masked_attention")
+def nan_where_no_gradient_goes(queries, keys, values, padding):
+    scores = (queries @ keys.transpose(1, 2)).masked_fill(padding[:, None], -math.inf)
+    return scores.softmax(-1).nan_to_num() @ values  # the fill's backward is 0 in the rows that were nan
+
+
 @right("masked_attention")
 def weights_of_zero(queries, keys, values, padding):
     scores = (queries @ keys.transpose(1, 2)).float()
     lowest = scores.masked_fill(padding[:, None], -math.inf).amax(-1, keepdim=True).clamp(min=-1e30)
-    weights = (scores - lowest).exp().masked_fill(padding[:, None], 0)
+    weights = (scores - lowest).masked_fill(padding[:, None], 0).exp().masked_fill(padding[:, None], 0)
     return ((weights / weights.sum(-1, keepdim=True).clamp(min=1e-9)) @ values.float()).to(queries.dtype)
 
 
