@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -18,9 +19,11 @@ import torch
 
 import course_utils.explorers
 from course_utils import recipes
+from course_utils.datasets import JpegDigits
 from course_utils.engine import notebooks, runs
 from course_utils.engine.data import load
 from course_utils.engine.suite import find_browser
+from course_utils.toolkit.loading import timeline, tune_loader
 
 CLOCK = "import time; began = time.perf_counter(); {}; print(1e3 * (time.perf_counter() - began))"
 WATCH = """area => {
@@ -47,6 +50,8 @@ KEYS = (  # lesson, explorer, the control that has the focus, and two keys that 
     ("03_training", "descent", lambda area: area.locator(".noUi-handle").first, ("ArrowLeft", "ArrowRight")),
     ("03_training", "schedule", lambda area: area.get_by_label("epochs", exact=True), ("ArrowDown", "ArrowUp")),
     ("04_amp", "float", lambda area: area.get_by_role("button", name="Times 2", exact=True), ("Enter", "Enter")),
+    ("05_dataloader", "loader", lambda area: area.get_by_label("workers", exact=True), ("ArrowUp", "ArrowDown")),
+    ("05_dataloader", "collate", lambda area: area.get_by_label("padding", exact=True), ("ArrowUp", "ArrowDown")),
     ("04_amp", "loss_scale", lambda area: area.get_by_label("scale 2^", exact=True), ("ArrowUp", "ArrowDown")),
 )
 
@@ -122,6 +127,65 @@ def races(most=30):
         line(name, "not" if run.reached is None else f"{run.reached:.1f} s", f"{run.accuracy:.1%}", f"in {run.seconds:.1f} s")
 
 
+def loaders():
+    """Prints the speed of loaders on JPEG files, by articles' rules, the toolkit's search and a sweep, and what timeline costs."""
+    data, cores = JpegDigits(384, 256), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    began = time.perf_counter()
+    for i in range(64):
+        data[i]
+    step = product((time.perf_counter() - began) / 4)  # two batches of 32 were decoded: half of one
+
+    def plain(loader):
+        for batch in loader:
+            step(batch)
+
+    def seconds(times, *kinds, **settings):
+        """The median time of so many epochs of each kind, in turn; the start of the workers is in it."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores: that is the question
+            loader, found = torch.utils.data.DataLoader(data, **{"batch_size": 32, **settings}), [[] for _ in kinds]
+            for _ in range(times):
+                for kind, kept in zip(kinds, found):
+                    began = time.perf_counter()
+                    kind(loader)
+                    kept.append(time.perf_counter() - began)
+        return [statistics.median(kept) for kept in found]
+
+    def rate(**settings):
+        return len(data) / seconds(3, plain, **settings)[0]
+
+    tuned = tune_loader(data, step, 12, batch_size=32)
+    line(f"\nimages per second, {len(data)} JPEG files, {cores} cores", "median of 3")
+    line("default: 0 workers", f"{rate():.0f}")
+    for rule, workers in {"4 workers": 4, "cores - 1": max(cores - 1, 1), "cores / 2": max(cores // 2, 1)}.items():
+        line(f"rule: {rule}" + f" = {workers}" * ("cores" in rule), f"{rate(num_workers=workers):.0f}")
+    line(f"tune_loader, {tuned.spent:.0f} s: {tuned.choice}", f"{rate(**tuned.settings):.0f}")
+    sweep = {"0 workers": rate()}
+    for workers in (1, 2, 3, 4):
+        for ahead in (2, 8):
+            sweep[f"{workers} worker{'s' * (workers > 1)}, prefetch_factor={ahead}"] = rate(num_workers=workers, prefetch_factor=ahead)
+    best = max(sweep, key=sweep.get)
+    line(f"best of a sweep of {len(sweep)}: {best}", f"{sweep[best]:.0f}")
+    for workers in (0, 2):
+        without, noted = seconds(5, plain, lambda loader: timeline(loader, step), num_workers=workers)
+        line(f"timeline's overhead, {workers} workers", f"{noted / without - 1:+.1%}")
+
+
+def product(seconds):
+    """A step that multiplies matrices for about so long, whatever it is given."""
+    a = torch.randn(256, 256)
+    began = time.perf_counter()
+    for _ in range(50):
+        a @ a
+    times = max(round(50 * seconds / (time.perf_counter() - began)), 1)
+
+    def step(batch):
+        for _ in range(times):
+            a @ a
+
+    return step
+
+
 def peak():
     """The most memory that one of the processes so far had resident; None where the system does not tell."""
     try:
@@ -150,6 +214,7 @@ def main(arguments):
     if isinstance(latencies, str):
         line("key press to picture", "not measured", latencies)
     races()
+    loaders()
     if "--no-notebooks" not in arguments:
         print()
         for solved in (False, True):
