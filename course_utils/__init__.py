@@ -29,6 +29,8 @@ _HOME = {
     "explore_schedule": "explorers.schedule",
     "explore_float": "explorers.floats",
     "explore_loss_scale": "explorers.loss_scale",
+    "explore_loader": "explorers.loader",
+    "explore_collate": "explorers.collate",
 }
 __all__ = list(_HOME)
 
