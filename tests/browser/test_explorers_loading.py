@@ -23,7 +23,7 @@ def button(area, name):
 
 def test_loader_by_mouse_and_keyboard(explorer):
     seen, area = explorer("explore_loader")
-    for label in ("workers", "work ms", "step ms", "transfer ms", "start ms", "batches", "slow batch"):
+    for label in ("workers", "work ms", "step ms", "transfer ms", "start ms", "batches", "batch 3 ×"):
         changes(seen, area, lambda label=label: press(seen, field(area, label), "ArrowUp"))
     for label in ("cores", "prefetch"):
         press(seen, field(area, label), "ArrowUp")
@@ -33,7 +33,7 @@ def test_loader_by_mouse_and_keyboard(explorer):
     changes(seen, area, button(area, "as they are ready").click)
     changes(seen, area, lambda: press(seen, button(area, "in order"), "Space"))
     changes(seen, area, button(area, "Measure here").click)
-    says(area, "measured here: JPEG digits")
+    says(area, "measured here: 12 batches of 16 JPEG digits")
     assert seen.errors == []
 
 
