@@ -13,7 +13,7 @@ from ._panel import WIDTH, button, choice, lines, panel, text
 
 SHORT = {"float8_e4m3fn": "fp8 e4m3", "float8_e5m2": "fp8 e5m2"}
 NAMES = {SHORT.get(name, name): name for name in FORMATS}  # as the buttons say it: as the toolkit calls it
-LEFT, BIT, GAP, VALUE = 118, 16, 7, 672  # where bits begin, how wide one is, between the parts, where values begin
+LEFT, BIT, GAP, VALUE = 104, 16, 7, 660  # where bits begin, how wide one is, between the parts, where values begin
 TOP, ROW = 62, 62
 LOW, HIGH = -152, 130  # powers of two that the ranges are drawn over
 STYLE = f"""
@@ -23,7 +23,7 @@ STYLE = f"""
 .fl .chosen{{fill:none;stroke:{INK};stroke-width:1.6}} .fl .range{{stroke:{ROLES["storage"]};stroke-width:9;fill:none}}
 .fl .sub{{stroke:{ROLES["storage"]};stroke-width:9;stroke-dasharray:2 3;fill:none}}
 .fl .at{{stroke:{INK};stroke-width:1.6;stroke-dasharray:4 3}}
-.fl .grid{{stroke:{FAINT};stroke-opacity:.3}}
+.fl .lost{{fill:{ROLES["wrong"]};font-weight:600}} .fl .grid{{stroke:{FAINT};stroke-opacity:.3}}
 """
 
 
@@ -37,14 +37,29 @@ class State:
 
 def read(typed):
     """The number that someone typed: 0.1, 1e-5, inf, 2**-14 or 1/3. Raises ValueError with a sentence."""
-    found = re.fullmatch(r"(.+?)\s*(\*\*|/)\s*(.+)", typed.strip())
+    typed = typed.strip()
+    shown, found = typed if len(typed) < 25 else f"{typed[:24]}…", re.fullmatch(r"(.+?)\s*(\*\*|/)\s*(.+)", typed)
     try:
-        if not found:
-            return float(typed)
-        a, b = float(found[1]), float(found[3])
-        return math.pow(a, b) if found[2] == "**" else a / b
-    except (ValueError, OverflowError, ZeroDivisionError):
-        raise ValueError(f"“{typed.strip()}” is no number that can be read here: write 0.1, 1e-5, inf, 2**-14 or 1/3.") from None
+        if found:
+            a, b = float(found[1]), float(found[3])
+            value, zero = (_power(a, b) if found[2] == "**" else a / b), a == 0 or math.isinf(b)
+        else:
+            value, zero = float(typed), not re.search("[1-9]", re.split("[eE]", typed)[0])
+    except (ValueError, ZeroDivisionError):
+        what = f"“{shown}” is no number that can be read here" if typed else "There is nothing to read"
+        raise ValueError(f"{what}: write 0.1, 1e-5, inf, 2**-14 or 1/3.") from None
+    if math.isinf(value) and "inf" not in typed.lower():
+        raise ValueError(f"“{shown}” is too large: Python's own numbers end at 1.8e308. Infinity is written inf.")
+    if value == 0 and not zero:
+        raise ValueError(f"“{shown}” is too small: Python's own numbers begin at 5e-324.")
+    return value
+
+
+def _power(a, b):
+    try:
+        return math.pow(a, b)
+    except OverflowError:
+        return math.inf
 
 
 def held(state, name):
@@ -82,24 +97,39 @@ def _digits(bits):
 def loss(state, name):
     """(a mark, a sentence) on what the format makes of the number."""
     bits, number = held(state, name), state.number
+    end = f"{bits.format.max:.3g}" if bits.format.max > 1e5 else f"{bits.format.max:g}"
     if math.isnan(number):
         return "", "not a number"
-    if math.isinf(bits.value) and not math.isinf(number):
-        return "✗", f"too large: it ends at {bits.format.max:.3g}"
     if math.isinf(number):
-        return ("", "infinite") if math.isinf(bits.value) else ("✗", f"no infinity here: it holds {bits.value:g}")
-    if bits.value == 0 and number != 0:
-        return "✗", f"too small: it begins at {bits.format.smallest:.2g}"
+        return ("", "infinite") if math.isinf(bits.value) else ("✗", f"no infinity here: {bits.value:g}")
+    if not math.isfinite(bits.value):
+        return "✗", f"too large: ends at {end}"
     if abs(bits.value) == bits.format.max and abs(number) > bits.format.max + bits.spacing / 2:
-        return "✗", f"too large: it ends at {bits.format.max:g}"
-    if bits.value == number:
-        return "", "exact" + (", subnormal" if bits.kind == "subnormal" else "")
-    off = abs(bits.value - number) / abs(number)
-    return "", f"off by {_share(off)}" + (", subnormal" if bits.kind == "subnormal" else "")
+        return "✗", f"too large: ends at {end}"
+    if bits.value == 0 and number != 0:
+        return "✗", f"too small: begins at {bits.format.smallest:.2g}"
+    off = abs(bits.value - number) / abs(number) if number else 0.0
+    return "", (f"off by {100 * off:.2g} %" if off else "exact") + (", subnormal" if bits.kind == "subnormal" else "")
 
 
-def _share(value):
-    return f"{100 * value:.2g} %" if value > 1e-5 else f"{value:.1e} of it"
+def apart(bits):
+    """How far it is to the next number, away from 0, or why there is none."""
+    if bits.kind in ("infinite", "nan"):
+        return "nothing lies beyond" if bits.kind == "infinite" else "not between any numbers"
+    if abs(bits.value) == bits.format.max:
+        return f"the largest; last step {bits.spacing:.3g}"
+    return f"next one {bits.spacing:.3g} away"
+
+
+def formula(bits):
+    """How the three parts make the value."""
+    f = bits.format
+    if bits.kind in ("infinite", "nan"):
+        rest = "the mantissa is 0: infinity" if bits.kind == "infinite" else "the mantissa is not 0: no number"
+        return f"the exponent is all ones, and {'so is the mantissa: no number' if f.finite else rest}"
+    lead, exponent = (1, int(bits.exponent, 2)) if "1" in bits.exponent else (0, 1)
+    whole = f"{'−' if bits.sign == '1' else ''}({lead} + {int(bits.mantissa, 2)}/{2**f.mantissa_bits}) × 2^({exponent} − {f.bias})"
+    return f"{whole} = {bits.value!r}" + ("" if lead else "; the exponent is 0, so no 1 leads")
 
 
 def describe(state):
@@ -107,13 +137,12 @@ def describe(state):
     rows = [state.said] if state.said else []
     rows.append(f"the number: {state.number!r}")
     for short, name in NAMES.items():
-        bits = held(state, name)
-        rows.append(f"{short}: {bits} is {bits.value!r}; {_apart(bits)}; {' '.join(part for part in loss(state, name) if part)}")
+        bits, f = held(state, name), FORMATS[name]
+        parts = f"sign {bits.sign}, exponent {bits.exponent}, mantissa {bits.mantissa}"
+        rows.append(f"{short}: {parts} is {bits.value!r}; {apart(bits)}; {' '.join(part for part in loss(state, name) if part)}; "
+                    f"its range: {f.smallest:.2g} ({f.smallest_normal:.2g} with all digits) to {f.max:.3g}")
+    rows.append(f"{SHORT.get(state.format, state.format)}: {formula(held(state, state.format))}")
     return "\n".join(rows)
-
-
-def _apart(bits):
-    return "no neighbours" if math.isnan(bits.spacing) else f"next one {bits.spacing:.3g} away"
 
 
 def draw(state):
@@ -123,7 +152,9 @@ def draw(state):
         body += text(14, 46, f"✗ {state.said}", "bad strong")
     for n, (short, name) in enumerate(NAMES.items()):
         body += _row(state, short, name, TOP + ROW * n)
-    y = TOP + ROW * len(NAMES) + 30
+    y = TOP + ROW * len(NAMES) + 14
+    words, y = lines(14, y, f"{SHORT.get(state.format, state.format)}: {formula(held(state, state.format))}", "mono", width=94)
+    body, y = body + words, y + 16
     body += text(14, y, "range of each format, in powers of two: solid with all digits, broken with fewer", "small")
     ranges, y = _ranges(state, y + 16)
     return svg_document(WIDTH, y, f'<g class="xp fl">{body}{ranges}</g>', describe(state), PANEL_STYLE + STYLE)
@@ -143,10 +174,9 @@ def _row(state, short, name, y):
             x += BIT
         x += GAP + (18 if part == "sign" else 0)
     mark, said = loss(state, name)
-    value = f"{bits.value!r}" if len(repr(bits.value)) < 22 else f"{bits.value:.12g}"
-    body += text(VALUE, y + 12, value, "mono strong")
-    body += text(VALUE, y + 29, _apart(bits), "small")
-    return body + text(VALUE, y + 44, f"{mark} {said}".strip(), "bad strong small" if mark else "small")
+    body += text(VALUE, y + 12, repr(bits.value), "mono strong")
+    body += text(VALUE, y + 29, apart(bits), "small")
+    return body + text(VALUE, y + 45, f"{mark} {said}".strip(), "small lost" if mark else "small")
 
 
 def _ranges(state, top):

@@ -37,10 +37,14 @@ def test_float_by_mouse(explorer):
     says(area, "the number: -0.0999755859375")
     field(area, "number").fill("2**-20")
     changes(seen, area, lambda: seen.page.keyboard.press("Enter"))
-    says(area, "exact, subnormal")
+    says(area, "exact, subnormal", "the exponent is 0, so no 1 leads")
     field(area, "number").fill("much")
     changes(seen, area, lambda: seen.page.keyboard.press("Enter"))
     says(area, "“much” is no number")
+    for typed, said in (("1e999", "too large: Python's own numbers"), ("", "There is nothing to read")):
+        field(area, "number").fill(typed)
+        changes(seen, area, lambda: seen.page.keyboard.press("Enter"))
+        says(area, said)
     assert seen.errors == []
 
 
@@ -55,7 +59,7 @@ def test_float_by_keyboard(explorer):
 
 def test_loss_scale_by_mouse_and_keyboard(explorer):
     seen, area = explorer("explore_loss_scale")
-    says(area, "become 0 in fp16")
+    says(area, "% become 0", "in fp16")
     for label in ("scale 2^", "start 2^", "interval"):
         changes(seen, area, lambda label=label: press(seen, field(area, label), "ArrowUp"))
     field(area, "scale 2^").fill("30")
@@ -63,6 +67,8 @@ def test_loss_scale_by_mouse_and_keyboard(explorer):
     says(area, "are too large")
     changes(seen, area, button(area, "bf16").click)
     says(area, "none is lost in bf16")
+    changes(seen, area, button(area, "0.25").click)
+    says(area, "backoff_factor=0.25")
     changes(seen, area, lambda: press(seen, button(area, "fp16"), "Space"))
     field(area, "inf at steps").fill("1 2 3 x")
     changes(seen, area, lambda: seen.page.keyboard.press("Enter"))
